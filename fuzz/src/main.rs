@@ -21,8 +21,9 @@ use libfuzzer_sys::fuzz_target;
 use whylate_model::diff::{About, Comparison};
 use whylate_model::ftrace::{self, ImportOptions};
 use whylate_model::import::{Imported, Names, Order};
-use whylate_model::path::import::{Trace, Wanted};
+use whylate_model::ftrace::timeline::{Trace, Wanted};
 use whylate_model::recording::{Frame, Line, Reader};
+use whylate_model::sniff::sniff;
 use whylate_model::wait::Classes;
 use whylate_model::{Merger, Stack};
 use whylate_sources::fuzzing;
@@ -130,6 +131,9 @@ const TARGETS: &[(&str, Target)] = &[
     ("ftrace", |bytes| {
         let options = ImportOptions { late_over_ns: Some(1_000), worst: 3 };
         let _ = ftrace::import(bytes, "host", options, &mut |_| ());
+    }),
+    ("formats", |bytes| {
+        let _ = sniff(bytes);
     }),
     ("traces", |bytes| {
         let Ok(mut trace) = Trace::read(bytes) else { return };

@@ -8,7 +8,9 @@
 mod block;
 pub(crate) mod frames;
 mod held;
+mod pool;
 mod runnable;
+mod span;
 mod sum;
 mod tick;
 mod timeline;
@@ -17,15 +19,17 @@ mod window;
 mod wq;
 
 pub use block::{OtherRequests, RequestEvidence, request_causes};
+pub use pool::{HeldSlot, PoolClass};
 pub use runnable::{RunnableEvidence, Throttled, runnable_causes};
 pub use tick::{Found, Keeper, LateTick, Reason, interrupted_stack, keeper, tick_causes};
 pub use timer::{TimerAnalysis, TimerEvidence, timer_analysis, timer_causes};
-pub use wq::{HeldSlot, PoolClass, Wakeup, WorkEvidence, causes};
+pub use wq::{Wakeup, WorkEvidence, causes};
 
 use serde::{Deserialize, Serialize};
 
 /// Evidence from which the causes of a late event are derived; one variant per source.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(untagged)]
 pub enum Evidence {
     /// A late work item.

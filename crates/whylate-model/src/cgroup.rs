@@ -8,6 +8,7 @@ const ID_DIGITS: usize = 64;
 
 /// A cgroup as shown with late events and in rankings.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Cgroup {
     /// Path within its hierarchy, such as `/system.slice/cron.service`.
     #[serde(rename = "cgroup")]

@@ -48,13 +48,14 @@ pub struct Culprits {
 
 /// A culprit: what made others late. One disturbance that several sources see is one culprit with several victims.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Culprit {
     /// Kind of delay.
     pub kind: CauseKind,
     /// Name of the culprit, or the path of its cgroup if delays are aggregated by cgroup.
     pub who: ActorName,
     /// Number of threads of this name if delays are aggregated by name and there are several; 0 otherwise.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "crate::units::is_zero")]
     pub alike: u64,
     /// Cgroup in which the thread was seen last.
     #[serde(flatten)]
@@ -67,6 +68,7 @@ pub struct Culprit {
 
 /// Delay that a culprit caused to the events of one source.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Victims {
     /// The source's name.
     pub source: String,
@@ -252,10 +254,6 @@ impl Delay {
         let (events, subjects) = (self.events, self.subjects.len() as u64);
         Victims { source: source.to_owned(), events, subjects, total_ns: self.total_ns, worst_ns: self.worst_ns }
     }
-}
-
-fn is_zero(count: &u64) -> bool {
-    *count == 0
 }
 
 #[cfg(test)]

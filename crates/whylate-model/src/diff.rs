@@ -10,6 +10,7 @@
 //! No verdict is given on what is too rare or occurs in too few blocks ([`Outcome::TooLittle`]). Missing values are not
 //! replaced: a side without values has no percentiles, and a source that was measured on only one side is not compared.
 
+mod block;
 mod blocks;
 mod key;
 pub mod rank;
@@ -22,7 +23,7 @@ use serde::{Deserialize, Serialize};
 pub use blocks::{Comparison, Lengths, block_ns};
 pub use key::What;
 
-use crate::overview::Unmeasured;
+use crate::recording::Unmeasured;
 use crate::snapshot::SCHEMA;
 use crate::units::rfc3339;
 
@@ -42,6 +43,7 @@ pub const MIN_BLOCKS: usize = 8;
 
 /// Comparison of two spans of time.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Diff {
     /// Version of this schema.
     pub schema: u32,
@@ -69,6 +71,7 @@ pub struct Diff {
 
 /// One side of a comparison.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct About {
     /// Name of the recording file.
     pub name: String,
@@ -80,6 +83,7 @@ pub struct About {
     pub kernel: String,
     /// Start of the first snapshot, in nanoseconds since 1970 (UTC).
     #[serde(rename = "start", with = "rfc3339")]
+    #[cfg_attr(test, schemars(with = "String"))]
     pub start_unix_ns: u64,
     /// Total snapshot time of the source that has most.
     pub duration_ns: u64,
@@ -90,6 +94,7 @@ pub struct About {
 
 /// Parameters of the test.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Test {
     /// [`TEST`].
     pub name: String,
@@ -109,6 +114,7 @@ pub struct Test {
 
 /// One compared quantity.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Row {
     /// Name of the source; empty if the row covers all sources.
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -140,10 +146,13 @@ pub struct Row {
 
 /// Figure of one side.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Measure {
     /// Number of events, values or samples that the figure is based on.
     pub count: u64,
     /// The figure; `None` if it is based on nothing.
+    #[serde(serialize_with = "crate::units::figure::write_if_known")]
+    #[cfg_attr(test, schemars(with = "Option<f64>"))]
     pub value: Option<f64>,
     /// A culprit's share of all delays.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -152,6 +161,7 @@ pub struct Measure {
 
 /// Unit of a value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Unit {
     /// Nanoseconds.
@@ -169,6 +179,7 @@ pub enum Unit {
 
 /// Verdict on a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
     /// The value has increased.

@@ -129,27 +129,37 @@ pub fn waiting(snapshot: &Snapshot, hide_idle: bool) -> impl Iterator<Item = &St
     })
 }
 
-/// Returns sorted folded lines: frames separated by semicolons, a space, and microseconds. Stacks with equal frames are
-/// merged.
+/// Returns sorted folded lines: frames separated by semicolons, a space, and microseconds, as bcc's `offcputime -f` has
+/// them. Stacks with equal frames are merged.
 pub fn lines<'a>(stacks: impl IntoIterator<Item = &'a Stack>, root: Root) -> Vec<String> {
-    lines_with(stacks, root, |frame| frame.name)
+    let sums = sums(stacks, root, |frame| frame.name).into_iter();
+    let lines = sums.map(|(frames, ns)| (frames, ns.saturating_add(500) / 1000)).filter(|&(_, us)| us > 0);
+    lines.map(|(frames, us)| line(&frames, us)).collect()
 }
 
-/// Returns folded lines with the frames of a custom function.
+/// Returns lines like [`lines`], but in nanoseconds and with another name for each frame.
 pub fn lines_with<'a>(
     stacks: impl IntoIterator<Item = &'a Stack>,
     root: Root,
     name: impl Fn(Frame) -> String,
 ) -> Vec<String> {
-    let mut sums: BTreeMap<String, u64> = BTreeMap::new();
+    let sums = sums(stacks, root, name).into_iter();
+    sums.filter(|&(_, ns)| ns > 0).map(|(frames, ns)| line(&frames, ns)).collect()
+}
+
+/// Returns the time of each distinct stack in nanoseconds, by its joined frames.
+fn sums<'a>(
+    stacks: impl IntoIterator<Item = &'a Stack>,
+    root: Root,
+    name: impl Fn(Frame) -> String,
+) -> BTreeMap<String, u64> {
+    let mut sums = BTreeMap::<String, u64>::new();
     for stack in stacks {
         let names: Vec<String> = frames(stack, root).into_iter().map(&name).collect();
-        // An imported file may contain any weight.
         let sum = sums.entry(names.join(";")).or_default();
         *sum = sum.saturating_add(stack.weight_ns);
     }
-    let lines = sums.into_iter().map(|(frames, ns)| (frames, ns.saturating_add(500) / 1000)).filter(|&(_, us)| us > 0);
-    lines.map(|(frames, us)| line(&frames, us)).collect()
+    sums
 }
 
 /// Formats a line of joined frames. A number at the end of the last frame would be parsed as a count, and a leading `#`

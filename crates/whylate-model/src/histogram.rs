@@ -195,6 +195,13 @@ impl Histogram {
         0
     }
 
+    /// Returns the quantile as JSON has it: rounded up to as many digits as the width of a bucket justifies, three, or
+    /// four in the fine layout; at most the maximum, which is exact.
+    pub fn printed_quantile_ns(&self, quantile: f64) -> u64 {
+        let digits = if self.is_fine() { 4 } else { 3 };
+        rounded_up(self.quantile_ns(quantile), digits).min(self.max_ns)
+    }
+
     /// Iterates over the non-empty buckets, ascending: inclusive bounds in nanoseconds, and count.
     pub fn iter(&self) -> impl Iterator<Item = (RangeInclusive<u64>, u64)> + '_ {
         self.buckets.iter().map(|bucket| (bucket.range(), bucket.count()))
@@ -229,6 +236,12 @@ impl Histogram {
     fn is_fine(&self) -> bool {
         self.buckets.config() == FINE_LAYOUT
     }
+}
+
+/// Rounds a number up to its first digits.
+pub(crate) fn rounded_up(ns: u64, digits: u32) -> u64 {
+    let unit = 10u64.pow(ns.checked_ilog10().map_or(0, |log| (log + 1).saturating_sub(digits)));
+    ns.div_ceil(unit).saturating_mul(unit)
 }
 
 /// Converts fine buckets to coarse ones; each fine bucket is within one coarse bucket.
@@ -307,23 +320,46 @@ impl FromIterator<u64> for Histogram {
     }
 }
 
-/// Schema that `--json` prints; see docs/json.md.
+/// A distribution as `--json` prints it.
 #[derive(Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 struct Printed {
+    /// Number of values.
     count: u64,
+    /// Smallest value, exact.
     min_ns: u64,
+    /// Arithmetic mean, exact up to the nanosecond below.
     mean_ns: u64,
+    /// Median: as each percentile the upper bound of its bucket, rounded up to the digits that the bucket justifies, and
+    /// at most the maximum.
     p50_ns: u64,
+    /// 90th percentile.
     p90_ns: u64,
+    /// 99th percentile.
     p99_ns: u64,
+    /// 99.9th percentile.
     p999_ns: u64,
+    /// Largest value, exact.
     max_ns: u64,
-    /// Grouping power of the layout; omitted if 3.
+    /// Grouping power of the layout of the buckets: 3 if absent, or 6.
     #[serde(default = "usual_power", skip_serializing_if = "is_usual")]
     grouping_power: u8,
-    /// Exact sum; from the mean, a reader could restore it only to within `count` nanoseconds.
+    // From the mean, a reader could restore the sum only to within `count` nanoseconds.
+    /// Sum of all values, exact.
     sum_ns: u64,
+    /// Inclusive upper bound in nanoseconds, and count, of each bucket that is not empty.
     buckets: Vec<(u64, u64)>,
+}
+
+#[cfg(test)]
+impl schemars::JsonSchema for Histogram {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "Histogram".into()
+    }
+
+    fn json_schema(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        Printed::json_schema(generator)
+    }
 }
 
 fn usual_power() -> u8 {
@@ -340,10 +376,10 @@ impl Serialize for Histogram {
             count: self.count(),
             min_ns: self.min_ns(),
             mean_ns: self.mean_ns(),
-            p50_ns: self.quantile_ns(0.5),
-            p90_ns: self.quantile_ns(0.9),
-            p99_ns: self.quantile_ns(0.99),
-            p999_ns: self.quantile_ns(0.999),
+            p50_ns: self.printed_quantile_ns(0.5),
+            p90_ns: self.printed_quantile_ns(0.9),
+            p99_ns: self.printed_quantile_ns(0.99),
+            p999_ns: self.printed_quantile_ns(0.999),
             max_ns: self.max_ns(),
             grouping_power: if self.is_fine() { FINE_GROUPING_POWER } else { GROUPING_POWER },
             sum_ns: u64::try_from(self.sum_ns).unwrap_or(u64::MAX),
@@ -397,6 +433,20 @@ mod tests {
     }
 
     #[test]
+    fn printed_quantile_has_no_more_digits_than_its_bucket() {
+        let printed = |values: &[u64]| values.iter().copied().collect::<Histogram>().printed_quantile_ns(0.5);
+        // The buckets end at 12,884,901,887 and 13,311.
+        assert_eq!(printed(&[12_345_678_901, 20_000_000_000]), 12_900_000_000);
+        assert_eq!(printed(&[12_345, 100_000]), 13_400);
+        assert_eq!(printed(&[7, 1_000]), 7);
+        assert_eq!(printed(&[12_345]), 12_345, "the maximum is exact");
+        assert_eq!(printed(&[u64::MAX - 1, u64::MAX]), u64::MAX);
+        assert_eq!(Histogram::default().printed_quantile_ns(0.5), 0);
+        let fine = Histogram::from_fine_buckets([(fine_bucket_of(12_345_678) as u32, 1), (2_000, 1)], 0, 0, u64::MAX);
+        assert_eq!(fine.expect("two buckets").printed_quantile_ns(0.5), 12_460_000);
+    }
+
+    #[test]
     fn refuses_unordered_or_invalid_buckets() {
         assert!(Histogram::from_buckets([(5, 1), (4, 1)], 0, 0, 0).is_none());
         assert!(Histogram::from_buckets([(496, 1)], 0, 0, 0).is_none());
@@ -441,6 +491,9 @@ mod tests {
             prop_assert!(measured >= exact);
             prop_assert!(measured as f64 <= exact as f64 * 1.125 + 1.0);
             prop_assert!(measured <= histogram.max_ns());
+            let printed = histogram.printed_quantile_ns(quantile);
+            prop_assert!(measured <= printed && printed <= histogram.max_ns());
+            prop_assert!(printed as f64 <= measured as f64 * 1.01);
         }
 
         #[test]

@@ -10,6 +10,7 @@ pub const MAX_LINKS: usize = 32;
 
 /// Lock or work item that a thread waits for and another thread holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Lock {
     /// A kernel mutex.
@@ -24,6 +25,8 @@ pub enum Lock {
     RtMutex,
     /// A kernel mutex with priority inheritance below a futex.
     PiFutex,
+    /// A lock of a file: flock(2) or fcntl(2).
+    FileLock,
     /// A work item that a worker runs; the thread waits for its end.
     WorkItem,
 }
@@ -37,12 +40,13 @@ impl Lock {
 
 /// A holder of a lock.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Holder {
     /// The thread as `name:tid`.
     pub who: String,
-    /// State in the letters of ps(1).
+    /// State in the letters of ps(1); empty if it is not known which thread of a process it is.
     pub state: String,
-    /// Time since it left its CPU; 0 if it is running.
+    /// Time since it left its CPU; 0 if it is running, or if the time is not known.
     pub off_cpu_ns: u64,
     /// System call that the holder is in.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -54,9 +58,13 @@ pub struct Holder {
 
 /// One link of a chain: a lock and its holder.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Link {
     /// The lock.
     pub lock: Lock,
+    /// Path of the file, for a lock of a file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub file: Option<String>,
     /// The current or last holder.
     #[serde(flatten)]
     pub holder: Holder,
@@ -64,6 +72,7 @@ pub struct Link {
 
 /// End of a chain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema), schemars(rename = "ChainEnd"))]
 #[serde(rename_all = "snake_case")]
 pub enum End {
     /// A thread that waits for no known holder.
@@ -79,6 +88,7 @@ pub enum End {
 
 /// A chain of holders: the holder that a thread waits for, the one that it waits for in turn, and so on.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Chain {
     /// Links in order.
     pub links: Vec<Link>,
@@ -123,7 +133,7 @@ pub fn chain(threads: &HashMap<u64, Thread>, waiter: u64, max_links: usize) -> O
             chain.end = End::Cut;
             break;
         }
-        chain.links.push(Link { lock, holder: holder.now.clone() });
+        chain.links.push(Link { lock, file: None, holder: holder.now.clone() });
         if !known.insert(number) {
             let first = visited.iter().position(|visited| *visited == number).unwrap_or(0);
             let is_certain = chain.links[first..].iter().all(|link| link.lock.is_certain());

@@ -189,16 +189,25 @@ impl Imported {
 
     fn read_dump(&mut self, mut lines: Lines<&[u8], Dump>, names: Names, has_offsets: bool) -> Result<(), ImportError> {
         let mut label = None;
+        let mut file = String::new();
         let mut frames: Vec<String> = Vec::new();
         let mut line = String::new();
         loop {
             let is_any = lines.next(&mut line).map_err(PasteError::Io)?;
+            if let Some((other, _)) = dump::file(&line).filter(|(of, _)| is_any && *of != file) {
+                self.count_dump(&mut frames, &mut label, names)?;
+                other.clone_into(&mut file);
+                label = Some(safe(other));
+            }
             match if is_any { Row::parse(&line) } else { Row::End } {
                 // One frame above the limit shows that the stack is too deep.
                 Row::Frame(frame) => {
                     let is_whole = !has_offsets || line.contains("+0x") || frame.starts_with("0x");
                     let is_cut = !is_whole || lines.is_cut(&line);
                     self.cut += u64::from(is_cut);
+                    if file.is_empty() && frames.last().is_some_and(|before| dump::starts_next(&frame, before)) {
+                        self.count_dump(&mut frames, &mut label, names)?;
+                    }
                     if frames.len() <= DEEPEST {
                         frames.push(if is_cut { cut(&frame) } else { frame });
                     }
@@ -223,12 +232,7 @@ impl Imported {
                 }
                 Row::End | Row::Other => {}
             }
-            if !frames.is_empty() {
-                // The kernel prints the innermost frame first.
-                let outermost_first: Vec<String> = std::mem::take(&mut frames).into_iter().rev().collect();
-                let labels = if names == Names::Nothing { Vec::new() } else { label.take().into_iter().collect() };
-                self.count(labels, outermost_first, 1)?;
-            }
+            self.count_dump(&mut frames, &mut label, names)?;
             if !is_any {
                 break;
             }
@@ -247,11 +251,26 @@ impl Imported {
         Ok(())
     }
 
+    /// Counts the stack of a dump, if there is one. The kernel prints the innermost frame first.
+    fn count_dump(
+        &mut self,
+        frames: &mut Vec<String>,
+        label: &mut Option<String>,
+        names: Names,
+    ) -> Result<(), ImportError> {
+        if frames.is_empty() {
+            return Ok(());
+        }
+        let outermost_first: Vec<String> = std::mem::take(frames).into_iter().rev().collect();
+        let labels = if names == Names::Nothing { Vec::new() } else { label.take().into_iter().collect() };
+        self.count(labels, outermost_first, 1)
+    }
+
     fn read_folded(&mut self, mut lines: Lines<&[u8], Folded>) -> Result<(), ImportError> {
         let mut line = String::new();
-        // Minimum number of counts at the end of each line.
-        let mut counts = usize::MAX;
-        let (mut after_part, mut has_frames) = (false, false);
+        // Minimum number of counts at the end of each line with frames, and the number of these lines.
+        let (mut counts, mut with_frames, mut others) = (usize::MAX, 0, 0);
+        let mut after_part = false;
         while lines.next(&mut line).map_err(PasteError::Io)? {
             let text = line.trim();
             if text.is_empty() || text.starts_with('#') {
@@ -265,17 +284,21 @@ impl Imported {
                 Some(_) if lines.is_cut(&line) || is_part => self.unread += 1,
                 Some((frames, _)) if is_quoted(frames) || is_prose(frames) => self.unread += 1,
                 Some((frames, count)) => {
-                    has_frames |= frames.contains(';');
-                    let numbers = frames.split(' ').rev().take_while(|word| word.parse::<u64>().is_ok()).count();
-                    counts = counts.min(1 + numbers);
+                    if frames.contains(';') {
+                        let numbers = frames.split_whitespace().rev().take_while(|word| word.parse::<u64>().is_ok());
+                        counts = counts.min(1 + numbers.count());
+                        with_frames += 1;
+                    } else {
+                        others += 1;
+                    }
                     let frames = frames.split(';').take(DEEPEST + 1).map(safe).collect();
                     self.count(Vec::new(), frames, count)?;
                 }
                 None => self.unread += 1,
             }
         }
-        // A name may end in a number if the lines have no frames that delimit it.
-        if has_frames && (2..usize::MAX).contains(&counts) {
+        // A name may end in a number if the lines have no frames that delimit it. A line without frames may be a sum.
+        if counts >= 2 && (with_frames >= 2 || with_frames == 1 && others == 0) {
             return Err(ImportError::SeveralCounts(counts));
         }
         self.undone = lines.undone();
@@ -325,14 +348,19 @@ fn is_quoted(frames: &str) -> bool {
 fn is_prose(text: &str) -> bool {
     let words = || text.split_whitespace();
     let has_prompt = || words().count() > 1 && words().take(2).any(|word| word.ends_with(['$', '#', '%']));
-    let is_function = text.contains(['(', ':']);
-    !text.contains(';') && (words().count() > 3 && !is_function || has_prompt())
+    // A sentence may end in a colon, and a log prefix contains colons.
+    let has_colon = text.trim_end_matches(':').contains(':');
+    let is_sentence = || words().count() > if has_colon { 6 } else { 3 } && !text.contains('(');
+    !text.contains(';') && (is_sentence() || has_prompt())
 }
 
-/// Parses a folded line into its frames and count.
+/// Parses a folded line into its frames and count. Refuses a line of numbers: it may be the rest of a wrapped line.
 fn folded(line: &str) -> Option<(&str, u64)> {
     let (frames, count) = line.rsplit_once(' ')?;
-    Some((frames, count.parse().ok()?))
+    let (frames, count) = (frames.trim_end(), count.parse().ok()?);
+    let is_number = |word: &str| word.starts_with(|c: char| c.is_ascii_digit());
+    let has_name = frames.contains(';') || !frames.split_whitespace().all(is_number);
+    has_name.then_some((frames, count))
 }
 
 /// Marks a name with its end missing.
@@ -348,272 +376,4 @@ fn safe(name: &str) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    /// The columns as procstat pads them: 5, 6, 16 and 16 characters wide.
-    const PADDED: &str = "\
-  PID    TID COMM             TDNAME           KSTACK                       
-    0 100000 kernel           swapper          mi_switch sleepq_timedwait _sleep swapper btext 
-    0 100023 kernel           firmware taskq   mi_switch sleepq_wait _sleep taskqueue_thread_loop fork_exit fork_trampoline 
-    0 100025 kernel           kqueue taskq     mi_switch sleepq_wait _sleep taskqueue_thread_loop fork_exit fork_trampoline 
-  812 100110 nginx            -                mi_switch sleepq_catch_signals sleepq_wait_sig _sleep kern_kevent sys_kevent amd64_syscall Xfast_syscall 
-";
-
-    #[test]
-    fn refuses_overflowing_counts() {
-        let read = |text: String| Imported::read(&text, Names::Thread);
-        let mut largest = read(format!("a;b {}\na;c 1\n", u64::MAX - 1)).expect("as much as there can be");
-        assert!(matches!(largest.merge(largest.clone()), Err(ImportError::CountsTooLarge)));
-        for twice in ["a", "b"].map(|other| format!("a {0}\n{other} {0}\n", u64::MAX)) {
-            assert!(matches!(read(twice), Err(ImportError::CountsTooLarge)));
-        }
-    }
-
-    #[test]
-    fn counts_and_skips_too_deep_stacks() {
-        let deep = |frames: usize| format!("{}f 1\n", "f;".repeat(frames - 1));
-        let read = |text: &str| {
-            let read = Imported::read(text, Names::Thread).map(|read| (read.stacks.len(), read.too_long));
-            read.map_err(|error| error.to_string())
-        };
-        assert_eq!(read(&format!("{}{}", deep(DEEPEST), deep(DEEPEST + 1))), Ok((1, 1)));
-        assert_eq!(read(&deep(2_000_000)), Err(ImportError::TooLong.to_string()));
-        assert_eq!(read(&format!("{} 1\na 1\n", "f".repeat(text::LONGEST_LINE + 1))), Ok((1, 1)));
-        assert_eq!(read(&format!("==> a <==\n{}\n==> b <==\n[<0>] g\n", "[<0>] f\n".repeat(DEEPEST + 1))), Ok((1, 1)));
-        assert_eq!(
-            read(&format!("0 1 kernel swapper mi_switch{}\n", " f".repeat(DEEPEST))),
-            Err(ImportError::TooLong.to_string())
-        );
-    }
-
-    #[test]
-    fn cuts_long_names() {
-        let long = "f".repeat(70_000);
-        for text in [
-            format!("{long};b 1\n"),
-            format!("==> {long} <==\n[<0>] {long}+0x1/0x2\n"),
-            format!("0 1 {long} {long} mi_switch {long}\n"),
-        ] {
-            let read = Imported::read(&text, Names::Thread).expect("it is one of the forms");
-            let names = || read.stacks.keys().flat_map(|(labels, frames)| labels.iter().chain(frames));
-            assert!(
-                names().all(|name| name.len() <= crate::name::MAX_BYTES) && names().any(|name| name.ends_with("[cut]"))
-            );
-        }
-    }
-
-    #[test]
-    fn number_at_end_of_name_is_no_count() {
-        let read = Imported::read("a;worker 9223372036854775808 1\nb 2\n", Names::Thread).expect("folded lines");
-        assert_eq!(read.lines(Order::RootFirst), ["a;worker_9223372036854775808 1", "b 2"]);
-    }
-
-    #[test]
-    fn refuses_lines_with_several_counts() {
-        for (text, counts) in [("a;b 3 5\na;c 0 7\n", 2), ("# diff\na;b 1 2 3\na;c 4 5 6\n", 3), ("a;b 3 5\n", 2)] {
-            let refused =
-                Imported::read(text, Names::Process).expect_err("which count is meant is not known").to_string();
-            assert!(refused.starts_with(&format!("each of its lines has {counts} counts")), "{refused}");
-        }
-    }
-
-    #[test]
-    fn parses_procstat_with_offsets_and_without_columns() {
-        let wide = "\
-  PID    TID COMM             TDNAME           KSTACK                       
-  812 100110 Web Content      -                mi_switch+0xbc _sleep+0x29b sys_kevent+0x61 fast_syscall_common+0xf8
-  813 100111 Web Content      io worker        mi_switch+0xbc _sleep+0x29c sys_kevent+0x74 fast_syscall_common+0xf8
-";
-        let read = |text: &str, names| Imported::read(text, names).expect("it is procstat's").lines(Order::RootFirst);
-        assert_eq!(read(wide, Names::Nothing), ["fast_syscall_common;sys_kevent;_sleep;mi_switch 2"]);
-        assert_eq!(read(wide, Names::Process), ["Web Content;fast_syscall_common;sys_kevent;_sleep;mi_switch 2"]);
-        assert_eq!(
-            read(wide, Names::Thread)[1],
-            "Web Content;io worker;fast_syscall_common;sys_kevent;_sleep;mi_switch 1"
-        );
-        // A long name moves the stack out of its column; no letter is lost.
-        let moved = "  PID    TID COMM             TDNAME           KSTACK\n    5 100042 a_much_longer_process_name thread 7         \
-                     mi_switch _sleep fork_trampoline\n";
-        assert_eq!(read(moved, Names::Process), ["a_much_longer_process_name;fork_trampoline;_sleep;mi_switch 1"]);
-        // Without a header, and without the column of thread names.
-        for text in [
-            "5 100042 ctld mi_switch+0xe2 fork_trampoline+0xe\n",
-            "See:\n  5 100042 ctld - mi_switch fork_trampoline\n",
-        ] {
-            assert_eq!(read(text, Names::Thread), ["ctld;-;fork_trampoline;mi_switch 1"]);
-        }
-    }
-
-    #[test]
-    fn wrapped_stacks_are_joined_or_refused() {
-        let read =
-            |text: &str| Imported::read(text, Names::Process).map(|read| (read.lines(Order::RootFirst), read.unread));
-        let text = "  PID    TID COMM TDNAME KSTACK\n 4510 100912 logger - mi_switch sleepq_switch\n    _cv_wait_sig ttydisc_read\n  \
-                    sys_read fast_syscall_common\nThat is all.\n";
-        let expected = "logger;fast_syscall_common;sys_read;ttydisc_read;_cv_wait_sig;sleepq_switch;mi_switch 1";
-        assert_eq!(read(text).expect("one stack"), (vec![expected.to_owned()], 1));
-        // Cut at the edge of a terminal within a word: with a space it would be two names, without it one.
-        let text = "1 2 logger - mi_switch sleepq_sw\nitch fast_syscall_common\n";
-        let refused = read(text).expect_err("it cannot be known").to_string();
-        assert!(refused.contains("wrapped"), "{refused}");
-        let text =
-            "==> /proc/9/stack <==\n[<ffffffffc0411a2f>]\ntxg_wait_open+0xaf/0xe0\n[poolfs]\n[<0>] vfs_write+0x1/0x2\n";
-        assert_eq!(read(text).expect("one stack").0, ["/proc/9/stack;vfs_write;txg_wait_open 1"]);
-    }
-
-    #[test]
-    fn parses_end_marker_of_old_kernels() {
-        for end in ["[<ffffffffffffffff>] 0xffffffffffffffff", "[<ffffffff>] 0xffffffff"] {
-            let text =
-                format!("[<c1>] a+0x1/0x2\n[<c2>] ? guess+0x1/0x2\n[<c3>] b+0x1/0x2\n{end}\n[<c1>] a+0x1/0x2\n{end}\n");
-            let read = Imported::read(&text, Names::Process).expect("two stacks");
-            assert_eq!((read.lines(Order::RootFirst), read.unread), (vec!["a 1".to_owned(), "b;a 1".to_owned()], 1));
-        }
-        let text = "    $ sudo cat /proc/812/stack\n    [<ffffffff810f7a56>] a+0x1/0x2\n";
-        assert_eq!(
-            Imported::read(text, Names::Process).expect("a stack").lines(Order::RootFirst),
-            ["/proc/812/stack;a 1"]
-        );
-    }
-
-    #[test]
-    fn marks_and_counts_truncated_stacks() {
-        let read = |text: &str| {
-            let read = Imported::read(text, Names::Nothing).expect("stacks");
-            (read.lines(Order::RootFirst), read.cut, read.unread)
-        };
-        let two = |lines: [&str; 2]| lines.map(str::to_owned).to_vec();
-        // In one column; at an ellipsis; and between words.
-        for (end, last) in
-            [("_sle", "_sle[cut]"), ("_sle...", "_sle[cut]"), ("_sle\u{2026}", "_sle[cut]"), ("", "mi_switch")]
-        {
-            let text = format!("1 2 a - mi_switch {end}\n3 4 b - mi_switch {end}\n5 6 c - mi_switch fork_trampoline\n");
-            let text = if end.is_empty() { text.replace("switch \n", "switch\n") } else { text };
-            let (lines, cut, unread) = read(&text.replace(" fork", if end == "_sle" { "\n" } else { " fork" }));
-            let expected = if end.is_empty() { "mi_switch 2".to_owned() } else { format!("{last};mi_switch 2") };
-            assert!(lines.contains(&expected), "{lines:?}");
-            assert_eq!(cut, if end == "_sle" { 3 } else { 2 }, "{end}: {lines:?} {unread}");
-        }
-        let dump = "[<0>] futex_wait+0x1/0x2\n[<0>] do_fu\n[<0>\n[<0>] entry+0x1/0x2\n";
-        assert_eq!(read(dump), (vec!["entry;[cut];do_fu[cut];futex_wait 1".to_owned()], 2, 0));
-        // The counts may have had more digits.
-        let folded = "a;bbbbb 12\na;cccccc 3\na;b 120\na;dddddddd\n";
-        assert_eq!(read(folded), (vec!["a;b 120".to_owned()], 0, 3));
-        assert_eq!(read("a;b 1\na;c 12\n").0, two(["a;b 1", "a;c 12"]));
-    }
-
-    #[test]
-    fn rejects_commands_and_sentences_as_folded_lines() {
-        let text = "$ head -n 20\nme@host:~$ uptime -s 2\nIt happens since 12\nIt has happened since release 12\na;b 1\nmain 2\n";
-        let read = Imported::read(text, Names::Nothing).expect("folded lines");
-        assert_eq!(
-            (read.lines(Order::RootFirst), read.unread),
-            (vec!["It happens since 12".to_owned(), "a;b 1".to_owned(), "main 2".to_owned()], 3)
-        );
-    }
-
-    #[test]
-    fn process_name_keeps_blanks_if_thread_is_unnamed() {
-        let read =
-            Imported::read("5 100042 Web Content - mi_switch fork_trampoline\n", Names::Thread).expect("a stack");
-        assert_eq!(read.lines(Order::RootFirst), ["Web Content;-;fork_trampoline;mi_switch 1"]);
-    }
-
-    #[test]
-    fn procstat_matches_existing_shell_script() {
-        for text in [PADDED.to_owned(), squeezed(PADDED)] {
-            let read = |names| Imported::read(&text, names).expect("it is procstat's").lines(Order::LeafFirst);
-            assert_eq!(
-                read(Names::Nothing),
-                [
-                    "mi_switch;sleepq_catch_signals;sleepq_wait_sig;_sleep;kern_kevent;sys_kevent;amd64_syscall;Xfast_syscall 1",
-                    "mi_switch;sleepq_timedwait;_sleep;swapper;btext 1",
-                    "mi_switch;sleepq_wait;_sleep;taskqueue_thread_loop;fork_exit;fork_trampoline 2",
-                ]
-            );
-            assert_eq!(
-                read(Names::Process)[1..],
-                [
-                    "kernel;mi_switch;sleepq_wait;_sleep;taskqueue_thread_loop;fork_exit;fork_trampoline 2",
-                    "nginx;mi_switch;sleepq_catch_signals;sleepq_wait_sig;_sleep;kern_kevent;sys_kevent;amd64_syscall;Xfast_syscall 1",
-                ]
-            );
-            assert_eq!(
-                read(Names::Thread)[0],
-                "kernel;firmware taskq;mi_switch;sleepq_wait;_sleep;taskqueue_thread_loop;fork_exit;fork_trampoline 1"
-            );
-        }
-    }
-
-    fn squeezed(text: &str) -> String {
-        text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ") + "\n").collect()
-    }
-
-    #[test]
-    fn skips_and_counts_surrounding_text() {
-        let text = format!("My threads:\n\nprocstat -ka\n\n{}[...]\n1.27 real\n", squeezed(PADDED));
-        let read = Imported::read(&text, Names::Process).expect("it is procstat's");
-        assert_eq!((read.stacks.values().sum::<u64>(), read.unread), (4, 4));
-    }
-
-    #[test]
-    fn merges_files_as_samples() {
-        let mut all = Imported::read(PADDED, Names::Process).expect("it is procstat's");
-        all.merge(Imported::read(PADDED, Names::Process).expect("it is procstat's")).expect("small counts");
-        assert!(
-            all.lines(Order::RootFirst)
-                .contains(&"kernel;btext;swapper;_sleep;sleepq_timedwait;mi_switch 2".to_owned())
-        );
-    }
-
-    #[test]
-    fn puts_outermost_frame_first_in_every_format() {
-        let dump = "==> kernel <==\n[<0>] mi_switch+0x1/0x2\n[<0>] _sleep+0x1/0x2\n[<0>] btext+0x1/0x2\n";
-        let procstat = "0 100000 kernel swapper mi_switch _sleep btext\n";
-        for text in [dump, procstat, "kernel;btext;_sleep;mi_switch 1\n"] {
-            let read = Imported::read(text, Names::Process).expect("it is one of the forms");
-            assert_eq!(read.lines(Order::RootFirst), ["kernel;btext;_sleep;mi_switch 1"]);
-        }
-        let leaf_first = |text| Imported::read(text, Names::Process).expect("a form").lines(Order::LeafFirst);
-        assert_eq!(leaf_first(dump), ["kernel;mi_switch;_sleep;btext 1"]);
-        assert_eq!(leaf_first(procstat), leaf_first(dump));
-    }
-
-    #[test]
-    fn parses_linux_dump_with_headers() {
-        let text = "==> /proc/1/stack <==\n[<0>] do_epoll_wait+0x6c/0x90\n[<0>] f+0x1/0x2 [ext4]\n\n\
-                    [<0>] pipe_read+0x1/0x2\n";
-        let read = |names| Imported::read(text, names).expect("it is a dump").lines(Order::RootFirst);
-        assert_eq!(read(Names::Process), ["/proc/1/stack;f;do_epoll_wait 1", "pipe_read 1"]);
-        assert_eq!(read(Names::Nothing), ["f;do_epoll_wait 1", "pipe_read 1"]);
-    }
-
-    #[test]
-    fn keeps_folded_lines() {
-        let read = Imported::read("a;b c;d 3\n# comment\na;b c;d 4\nbroken\n", Names::Process).expect("folded");
-        assert_eq!((read.lines(Order::RootFirst), read.unread), (vec!["a;b c;d 7".to_owned()], 1));
-    }
-
-    #[test]
-    fn refuses_other_text() {
-        assert!(matches!(Imported::read("hello\nworld\n", Names::Process), Err(ImportError::UnknownForm)));
-    }
-
-    proptest! {
-        #[test]
-        fn arbitrary_text_does_not_panic(text in "(?s).*") {
-            if let Ok(read) = Imported::read(&text, Names::Thread) {
-                prop_assert!(read.lines(Order::RootFirst).iter().all(|line| !line.contains('\n')));
-            }
-        }
-
-        #[test]
-        fn arbitrary_procstat_line_does_not_panic(rest in "[ -~]*", column in 0_usize..80) {
-            let header = Header::parse(&format!("PID{}COMM TDNAME KSTACK", " ".repeat(column))).unwrap_or_default();
-            Thread::parse(&format!("1 2 {rest}"), &header);
-        }
-    }
-}
+mod tests;

@@ -5,6 +5,7 @@
 //! the same code as a live run and every output can be tested from a fixed [`Snapshot`].
 
 pub mod blame;
+mod cause;
 pub mod cgroup;
 pub mod culprits;
 pub mod diff;
@@ -14,6 +15,7 @@ pub mod histogram;
 pub mod holders;
 pub mod import;
 pub mod irqsoff;
+mod labels;
 pub mod late;
 pub mod merge;
 pub mod name;
@@ -22,8 +24,11 @@ pub mod overview;
 pub mod paste;
 pub mod path;
 pub mod recording;
+#[cfg(test)]
+mod schema;
 pub mod selftest;
 pub mod snapshot;
+pub mod sniff;
 pub mod sources;
 pub mod sqpoll;
 pub mod stack;
@@ -36,13 +41,15 @@ pub mod wait;
 pub mod worst;
 
 pub use blame::{TimerAnalysis, TimerEvidence, WorkEvidence};
+pub use cause::{Cause, CauseKind};
 pub use cgroup::Cgroup;
 pub use culprits::Culprits;
 pub use histogram::Histogram;
-pub use late::{Cause, CauseKind, LateEvent};
+pub use labels::Labels;
+pub use late::LateEvent;
 pub use merge::Merger;
 pub use occupancy::{Interval, Occupancy, Occupant};
-pub use snapshot::{Labels, Probe, Series, Snapshot};
+pub use snapshot::{Probe, Series, Snapshot};
 pub use sources::Card;
 pub use stack::{Stack, Waker, WokenBy};
 pub use steps::Steps;

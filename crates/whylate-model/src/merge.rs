@@ -4,32 +4,8 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasher as _, RandomState};
 
-use crate::snapshot::{Labels, Series, Snapshot};
-use crate::sources::{Card, named};
-use crate::stack::Stack;
-
-/// Rule by which a figure is merged when two spans are merged.
-#[derive(Clone, Copy, Debug)]
-pub enum Merging {
-    /// A counter: both are added.
-    Sum,
-    /// A maximum.
-    Max,
-    /// A gauge at the end of a span: the later one holds; dropped if the later span has none.
-    Latest,
-    /// A gauge that stays known after it was last reported.
-    LastKnown,
-    /// An average over the span, 0 if absent, weighted by the length of the span.
-    OverSpan,
-    /// An average over the time for which the subject of the series existed: the share of the span in its figure
-    /// `present`; all of it if there is none.
-    OverPresence,
-    /// Derived from other figures of the merged series.
-    Derived(fn(&Series) -> Option<f64>),
-}
-
-/// The figure for the share of the span in which the subject of a series existed.
-pub const PRESENT: &str = "present";
+use crate::sources::{Card, Merging, PRESENT, named, sum_all};
+use crate::{Labels, Series, Snapshot, Stack};
 
 /// Maximum number of distinct series in a merged snapshot, and of stacks.
 const MAX_ENTRIES: usize = 1 << 18;
@@ -217,11 +193,6 @@ fn add_stacks(sum: &mut Snapshot, next: &[Stack]) -> u64 {
         }
     }
     dropped
-}
-
-/// Merges all figures as sums, for an unknown source.
-pub fn sum_all(_name: &str) -> Merging {
-    Merging::Sum
 }
 
 /// Returns whether the source reports for how long the subjects of its series exist.

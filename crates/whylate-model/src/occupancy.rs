@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 
 /// Account of one CPU over a window that ends with a late event. Timestamps are CLOCK_MONOTONIC in nanoseconds.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Occupancy {
     /// The CPU.
     pub cpu: u32,
@@ -19,6 +20,7 @@ pub struct Occupancy {
 
 /// Uninterrupted time of one occupant.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Interval {
     /// Start of the interval.
     pub start_ns: u64,
@@ -30,7 +32,7 @@ pub struct Interval {
     #[serde(flatten)]
     pub taken: Taken,
     /// Delay of an interrupt before `start_ns`. Interrupts were disabled on the CPU for at least this time.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "crate::units::is_zero")]
     pub late_ns: u64,
     /// Kernel stack at the late interrupt, innermost frame first: the code that enabled interrupts again.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -43,20 +45,22 @@ pub struct Interval {
 
 /// Time that was taken from an occupant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Taken {
     /// Steal time: the hypervisor ran something else.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "crate::units::is_zero")]
     pub steal_ns: u64,
     /// Possible further steal time: the hypervisor took it in this interval or before.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "crate::units::is_zero")]
     pub perhaps_stolen_ns: u64,
     /// Time of non-maskable interrupts.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "crate::units::is_zero")]
     pub nmi_ns: u64,
 }
 
 /// Per-CPU worker pools with an item in progress. Such a pool starts no other worker (concurrency management).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct BusyPools {
     /// The normal-priority pool.
     pub normal: bool,
@@ -64,8 +68,9 @@ pub struct BusyPools {
     pub highpri: bool,
 }
 
-/// Sums over a span with too many intervals to keep.
+/// Time by occupant over a span with more intervals than are kept.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Merged {
     /// Start of the span.
     pub start_ns: u64,
@@ -77,6 +82,7 @@ pub struct Merged {
 
 /// One occupant's share of a span.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct MergedPart {
     /// Occupant of the CPU.
     pub occupant: Occupant,
@@ -89,6 +95,7 @@ pub struct MergedPart {
 
 /// Occupant of a CPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(tag = "is", rename_all = "snake_case")]
 pub enum Occupant {
     /// Nothing: the CPU was idle.
@@ -123,8 +130,4 @@ pub enum Occupant {
         /// For example `net_rx`.
         name: String,
     },
-}
-
-fn is_zero(ns: &u64) -> bool {
-    *ns == 0
 }

@@ -8,10 +8,12 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-pub use source_summary::SourceSummary;
+pub use source_summary::{SourceSummary, not_recorded};
 
 use crate::culprits::{By, Culprit, Culprits};
-use crate::late::SLEEPER;
+use crate::histogram::rounded_up;
+use crate::late::{LateKind, SLEEPER};
+use crate::recording::Unmeasured;
 use crate::snapshot::{Sleeper, Unexplained};
 use crate::sources::Card;
 use crate::units::rfc3339;
@@ -24,6 +26,7 @@ const MAX_WORST_OF_SOURCE: usize = 3;
 
 /// The overview: the results of all sources.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Overview {
     /// Version of this JSON format.
     pub schema: u32,
@@ -34,6 +37,7 @@ pub struct Overview {
     pub pid_namespace: Option<u32>,
     /// Start, in nanoseconds since 1970 (UTC).
     #[serde(rename = "start", with = "rfc3339")]
+    #[cfg_attr(test, schemars(with = "String"))]
     pub start_unix_ns: u64,
     /// Duration in nanoseconds.
     pub duration_ns: u64,
@@ -55,6 +59,7 @@ pub struct Overview {
 
 /// Result of one source.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Headline {
     /// The source's name.
     pub source: String,
@@ -106,6 +111,7 @@ pub struct Headline {
 
 /// Events that a source judges besides its figures: only late ones are seen.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct LateOf {
     /// Subject of the events.
     pub of: String,
@@ -120,6 +126,7 @@ pub struct LateOf {
 
 /// Waits for others that were late.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct HeldUp {
     /// Subject of the waits.
     pub of: String,
@@ -141,6 +148,7 @@ pub struct HeldUp {
 
 /// Waits of one thread for another that slept.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct ForSleeper {
     /// Waiter.
     pub who: String,
@@ -154,6 +162,7 @@ pub struct ForSleeper {
 
 /// A late event and its source.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Sighting {
     /// The source's name.
     pub source: String,
@@ -162,16 +171,17 @@ pub struct Sighting {
     pub event: LateEvent,
 }
 
-/// A source that did not measure, or with limitations.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Unmeasured {
-    /// The source's name.
-    pub source: String,
-    /// Reason.
-    pub reason: String,
-}
-
 impl Overview {
+    /// Rounds percentiles as JSON has them: up to three digits, which the width of a bucket justifies, and at most the
+    /// maximum.
+    pub fn round_percentiles(&mut self) {
+        for source in &mut self.sources {
+            for ns in [&mut source.p50_ns, &mut source.p99_ns] {
+                *ns = rounded_up(*ns, 3).min(source.max_ns);
+            }
+        }
+    }
+
     /// Returns the late events of all sources that the culprits do not cover.
     pub fn unexplained(&self) -> Unexplained {
         let each = self.sources.iter().map(|headline| headline.unexplained);
@@ -242,7 +252,7 @@ impl Gatherer {
             (*waits, *total_ns) = (*waits + 1, total_ns.saturating_add(event.latency_ns));
             return None;
         }
-        let is_held_up = card.held_up.is_some() && !event.path.is_empty();
+        let is_held_up = card.held_up.is_some() && event.kind() != LateKind::Latency;
         let lates = if is_held_up { &mut self.held_up } else { &mut self.late };
         let lates = lates.entry(source.to_owned()).or_default();
         lates.count += 1;

@@ -90,6 +90,9 @@ pub enum PasteError {
     /// The file is binary.
     #[error("{BINARY}")]
     Binary,
+    /// The file is in a binary format that another program turns into text.
+    #[error("{0}")]
+    Container(&'static str),
     /// Wrapped lines can be joined in two ways with different results.
     #[error(
         "its lines are wrapped or cut off, and joining them with or without a space gives different names: give the \
@@ -103,6 +106,17 @@ pub enum PasteError {
     )]
     SeveralMachines(Vec<String>),
 }
+
+/// Magic numbers of binary formats, and what to do with such a file.
+const CONTAINERS: [(&[u8], &str); 6] = [
+    (b"\x17\x08\x44tracing", "this is a trace.dat: import the output of `trace-cmd report -i` on it"),
+    (b"PERFILE", "this is a perf.data: import the output of `perf script --show-lost-events -i` on it"),
+    (b"\x5e\x2a\x4d\x18", "this is a recording of whylate: show it with `whylate replay`"),
+    (b"\x1f\x8b", COMPRESSED),
+    (b"\x28\xb5\x2f\xfd", COMPRESSED),
+    (b"\xfd7zXZ", COMPRESSED),
+];
+const COMPRESSED: &str = "this is compressed: decompress it first";
 
 /// One alteration.
 #[derive(Debug)]
@@ -186,6 +200,9 @@ impl<R: BufRead, F: Form> Lines<R, F> {
             if taken == 0 {
                 break;
             }
+        }
+        if let Some((_, what)) = CONTAINERS.iter().find(|(magic, _)| head.starts_with(magic)) {
+            return Err(PasteError::Container(what));
         }
         if text::utf16(&head).is_some() {
             input.by_ref().take(text::LONGEST + 1 - head.len() as u64).read_to_end(&mut head)?;

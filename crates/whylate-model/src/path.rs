@@ -8,7 +8,8 @@
 //! one wait as a [`Path`], in order of time and as text; its segments add up to the wait. [`command`] does so for the
 //! threads of a whole command, which [`members`] knows.
 //!
-//! Timelines are built from [`events`], kept compressed ([`packed`]), or read from other tools' traces ([`import`]).
+//! Timelines are built from [`events`], kept compressed ([`packed`]), or read from other tools' traces
+//! ([`ftrace::timeline`](crate::ftrace::timeline)).
 
 pub mod budget;
 mod build;
@@ -19,7 +20,6 @@ pub mod events;
 mod held_up;
 pub mod history;
 mod holding;
-pub mod import;
 mod items;
 pub mod members;
 pub mod outline;

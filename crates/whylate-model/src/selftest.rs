@@ -11,6 +11,7 @@ const MIN_RIGHT_PERCENT: u64 = 95;
 
 /// Unit of a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema), schemars(rename = "CheckUnit"))]
 #[serde(rename_all = "lowercase")]
 pub enum Unit {
     /// Nanoseconds.
@@ -23,6 +24,7 @@ pub enum Unit {
 
 /// Result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
     /// The figure and the cause are right.
@@ -35,6 +37,7 @@ pub enum Verdict {
 
 /// Score of one true cause.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Score {
     /// The true cause, as the source names it.
     pub cause: String,
@@ -52,6 +55,7 @@ impl Score {
 
 /// A known figure, and its measurement.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Check {
     /// Name of the source.
     pub source: String,
@@ -64,10 +68,16 @@ pub struct Check {
     /// Unit of the figure.
     pub unit: Unit,
     /// True value, from the injector.
+    #[serde(serialize_with = "crate::units::figure::write")]
+    #[cfg_attr(test, schemars(with = "f64"))]
     pub expected: f64,
     /// Value that the source measured.
+    #[serde(serialize_with = "crate::units::figure::write")]
+    #[cfg_attr(test, schemars(with = "f64"))]
     pub measured: f64,
     /// Maximum difference.
+    #[serde(serialize_with = "crate::units::figure::write")]
+    #[cfg_attr(test, schemars(with = "f64"))]
     pub tolerance: f64,
     /// Cause that the source blames, if it explains events.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -133,6 +143,7 @@ impl Check {
 
 /// All checks of one run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Selftest {
     /// Version of this schema.
     pub schema: u32,
@@ -140,6 +151,7 @@ pub struct Selftest {
     pub host: String,
     /// Start, in nanoseconds since 1970 (UTC).
     #[serde(rename = "start", with = "rfc3339")]
+    #[cfg_attr(test, schemars(with = "String"))]
     pub start_unix_ns: u64,
     /// CPU that was disturbed.
     pub cpu: u32,
@@ -154,7 +166,7 @@ pub struct Selftest {
 }
 
 impl Selftest {
-    /// Counts the results.
+    /// Creates the result of a run of these checks.
     pub fn new(host: &str, start_unix_ns: u64, cpu: u32, checks: Vec<Check>) -> Self {
         let count = |verdict| checks.iter().filter(|check| check.verdict == verdict).count();
         Selftest {

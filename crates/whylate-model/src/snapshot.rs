@@ -6,16 +6,14 @@ use std::sync::LazyLock;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{ActorName, Histogram, LateEvent, Stack, Steps, WaitClass};
+use crate::{ActorName, Histogram, Labels, LateEvent, Stack, Steps, WaitClass};
 
 /// Version of the JSON format; a reader refuses a higher one.
 pub const SCHEMA: u32 = 1;
 
-/// Names and values that identify a series, e.g. `handler` = `vmstat_update`.
-pub type Labels = BTreeMap<String, String>;
-
 /// Everything one source saw since its previous snapshot.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Snapshot {
     /// Version of this format, [`SCHEMA`].
     pub schema: u32,
@@ -30,6 +28,7 @@ pub struct Snapshot {
     pub pid_namespace: Option<u32>,
     /// Start of the span, in nanoseconds since 1970 (UTC).
     #[serde(rename = "start", with = "crate::units::rfc3339")]
+    #[cfg_attr(test, schemars(with = "String"))]
     pub start_unix_ns: u64,
     /// Duration of the span in nanoseconds.
     pub duration_ns: u64,
@@ -59,6 +58,7 @@ pub struct Snapshot {
 
 /// The distributions and figures of one label set.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Series {
     /// Labels of the figures' subject.
     pub labels: Labels,
@@ -68,13 +68,15 @@ pub struct Series {
     /// Counts in equal steps by name, if requested.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub steps: BTreeMap<String, Steps>,
-    /// Single figures by name; shares are fractions from 0 to 1.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    /// Single figures by name: counts are integers, shares are fractions from 0 to 1.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty", serialize_with = "crate::units::figure::write_all")]
+    #[cfg_attr(test, schemars(with = "BTreeMap<String, f64>"))]
     pub values: BTreeMap<String, f64>,
 }
 
 /// A thread in uninterruptible sleep.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Sleeper {
     /// The thread.
     pub who: ActorName,
@@ -94,6 +96,7 @@ pub struct Sleeper {
 ///
 /// Both are zero unless the kernel counts (`sysctl kernel.bpf_stats_enabled=1`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Probe {
     /// Run time in nanoseconds.
     pub run_ns: u64,
@@ -103,6 +106,7 @@ pub struct Probe {
 
 /// Late events without causes, which no ranking of culprits covers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Unexplained {
     /// Number of events.
     pub events: u64,
@@ -271,6 +275,15 @@ mod tests {
             "a,b",
             "the label that they are merged by is one value"
         );
+    }
+
+    #[test]
+    fn counts_are_integers_in_json() {
+        let values = [("threads", 95.0), ("share", 0.25), ("none", -0.0), ("huge", 1e300)];
+        let values = values.map(|(name, figure)| (name.to_owned(), figure)).into();
+        let text = serde_json::to_string(&Series { values, ..Series::default() }).expect("a series serializes");
+        assert!(text.contains(r#""values":{"huge":1e+300,"none":0,"share":0.25,"threads":95}"#), "{text}");
+        assert_eq!(serde_json::from_str::<Series>(&text).expect("and parses").value("threads"), 95.0);
     }
 
     #[test]

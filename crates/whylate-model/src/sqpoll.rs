@@ -5,7 +5,7 @@ mod verdict;
 
 use std::collections::BTreeMap;
 
-use crate::snapshot::{Labels, Series};
+use crate::{Labels, Series};
 
 pub use verdict::verdicts;
 

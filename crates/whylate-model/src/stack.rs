@@ -5,13 +5,13 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
 use serde::{Deserialize, Serialize};
 
-use crate::Histogram;
 use crate::holders::Chain;
-use crate::snapshot::Labels;
 use crate::wait::Wait;
+use crate::{Histogram, Labels};
 
 /// One distinct call stack of a thread.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Stack {
     /// Owner of the stack, e.g. `process` and `thread`.
     pub labels: Labels,
@@ -23,7 +23,7 @@ pub struct Stack {
     /// Time that the stack stands for, in nanoseconds.
     pub weight_ns: u64,
     /// Number of separate waits in the samples, if known.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "crate::units::is_zero")]
     pub waits: u64,
     /// Reason of the wait, if the source reports it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -69,6 +69,7 @@ impl Stack {
 
 /// Waker of a thread.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Waker {
     /// Kind of the waker.
     pub by: WokenBy,
@@ -85,6 +86,7 @@ pub struct Waker {
 
 /// Kind of a waker.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum WokenBy {
     /// No waker yet: the wait is in progress, or was at the end of the span.
@@ -116,8 +118,4 @@ impl Waker {
     pub fn name(&self) -> &str {
         self.by.frame().or_else(|| self.labels.get("thread").map(String::as_str)).unwrap_or("?")
     }
-}
-
-fn is_zero(count: &u64) -> bool {
-    *count == 0
 }

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 
 /// Number of values in each step of one width: linear, unlike the buckets of [`Histogram`](crate::Histogram).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Steps {
     /// Width of a step in nanoseconds; 0 if nothing was added yet.
     pub step_ns: u64,

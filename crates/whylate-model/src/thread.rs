@@ -197,6 +197,21 @@ impl Serialize for ActorName {
     }
 }
 
+#[cfg(test)]
+impl schemars::JsonSchema for ActorName {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "ActorName".into()
+    }
+
+    fn json_schema(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        String::json_schema(generator)
+    }
+}
+
 impl<'de> Deserialize<'de> for ActorName {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         let Ok(name) = String::deserialize(from)?.parse();

@@ -110,6 +110,16 @@ pub fn is_printable(c: char) -> bool {
     }
 }
 
+/// Returns whether a number is 0. Fields that are 0 are not serialized.
+pub(crate) fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
+/// Returns a number of things, with an `s` unless there is one.
+pub fn counted(count: u64, noun: &str) -> String {
+    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
+}
+
 /// Wall-clock timestamps as RFC 3339 in UTC, with microsecond resolution.
 pub mod rfc3339 {
     use jiff::Timestamp;
@@ -139,6 +149,42 @@ pub mod rfc3339 {
         let text = String::deserialize(deserializer)?;
         let stamp: Timestamp = text.parse().map_err(serde::de::Error::custom)?;
         u64::try_from(stamp.as_nanosecond()).map_err(serde::de::Error::custom)
+    }
+}
+
+/// Figures in JSON: whole ones are integers, as most are counts.
+pub(crate) mod figure {
+    use std::collections::BTreeMap;
+
+    use serde::{Serialize, Serializer};
+
+    /// Larger integers are not exact in a float.
+    const EXACT: f64 = (1u64 << 53) as f64;
+
+    struct Figure(f64);
+
+    impl Serialize for Figure {
+        fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+            write(&self.0, to)
+        }
+    }
+
+    /// Writes a figure.
+    pub fn write<S: Serializer>(figure: &f64, to: S) -> Result<S::Ok, S::Error> {
+        match *figure {
+            figure if figure.fract() == 0.0 && figure.abs() <= EXACT => to.serialize_i64(figure as i64),
+            figure => to.serialize_f64(figure),
+        }
+    }
+
+    /// Writes a figure, or null.
+    pub fn write_if_known<S: Serializer>(figure: &Option<f64>, to: S) -> Result<S::Ok, S::Error> {
+        figure.map(Figure).serialize(to)
+    }
+
+    /// Writes figures by name.
+    pub fn write_all<S: Serializer>(figures: &BTreeMap<String, f64>, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_map(figures.iter().map(|(name, &figure)| (name, Figure(figure))))
     }
 }
 

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 pub use stop::Stop;
 
 use rules::Frames::{Kernel, User};
-use rules::{BY_FRAME, ByFrame, FREEZE_LOCK, IN_KERNEL, KERNEL_LOOPS, OF_FILE_SYSTEM};
+use rules::{BY_FRAME, ByFrame, FILE_LOCK, FREEZE_LOCK, IN_KERNEL, KERNEL_LOOPS, OF_FILE_SYSTEM};
 
 /// State of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,6 +87,7 @@ pub enum InFlight {
 
 /// Class of a wait: what the thread waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum WaitClass {
     /// No wait: it is running.
@@ -151,6 +152,7 @@ impl WaitClass {
 
 /// Class of a wait, and the rule that determines it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Wait {
     /// Class of the wait.
     pub class: WaitClass,
@@ -249,8 +251,19 @@ fn by_frame(seen: &WaitEvidence<'_>, rules: &[ByFrame]) -> Option<Wait> {
         if *class == WaitClass::Pipe && seen.state == State::Uninterruptible {
             return Some(Wait { class: WaitClass::Lock, rule: format!("waits for the pipe's own lock: {frame}") });
         }
+        // Workers of io_uring wait for work interruptibly; otherwise they are within a request, or wait for a lock.
+        if *class == WaitClass::Idle && frame.starts_with("io_") && seen.state == State::Uninterruptible {
+            return None;
+        }
         Some(Wait { class: *class, rule: format!("{why}: {frame}") })
     })
+}
+
+/// Returns whether a thread with these kernel frames, innermost first, waits for a lock of a file, and not for the end
+/// of a lease.
+pub fn is_for_file_lock(kernel: &[String]) -> bool {
+    let locks = || FILE_LOCK.iter().filter(|function| **function != "__break_lease");
+    kernel.iter().any(|frame| locks().any(|beginning| frame.starts_with(beginning)))
 }
 
 /// Returns the frame that shows that a thread waits to write to a frozen file system. The freezer holds that lock for

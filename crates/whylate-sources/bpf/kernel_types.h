@@ -328,6 +328,8 @@ struct task_struct {
 	int pid;
 	int tgid;
 	unsigned in_iowait : 1;
+	/* With CONFIG_PSI. */
+	unsigned in_memstall : 1;
 	/* With CONFIG_CGROUPS. */
 	unsigned frozen : 1;
 	u32 self_exec_id;

@@ -32,6 +32,8 @@ enum occupancy_limits {
 	LATE_STACKS = 8192,
 	/* Special number of a known timer: the thread was throttled because it had dirtied many pages. */
 	DIRTY_THROTTLING = 255,
+	/* Likewise: its cgroup is over its memory limit, or it waits for reclaim. */
+	MEMORY_LIMIT = 254,
 	/* Stack numbers wrap after the largest s32. */
 	LATE_STACK_NUMBERS = 0x7fffffff,
 	LATE_STACK_FRAMES = 64,
@@ -153,12 +155,16 @@ struct interval {
 };
 _Static_assert(sizeof(struct interval) == 64, "an interval takes more than one cache line");
 
-/* A runnable thread was moved from one run queue to another. */
-struct run_queue_move {
-	u64 at_ns;
-	/* The interval that it starts; a different number while being written. */
-	u32 position;
-	u32 from_cpu;
+/* Moves of a thread between run queues during one wait. */
+struct moves {
+	/* 0: not moved. */
+	u64 last_ns;
+	/* 0: the last one is the only one, or the first one was overwritten. */
+	u64 first_ns;
+	u32 last_from;
+	u32 first_from;
+	u32 count;
+	u32 _unused;
 };
 
 /* Operation of a block request. */

@@ -23,9 +23,7 @@ enum {
 struct runnable_wait {
 	u64 runnable_ns;
 	u64 running_ns;
-	/* 0: not moved to this CPU during the wait. */
-	u64 moved_ns;
-	u32 moved_from;
+	struct moves moves;
 	/* In whylate's PID namespace. */
 	u32 tid;
 	u32 tgid;
@@ -97,8 +95,7 @@ static __always_inline struct runnable_wait *begin_runnable_wait(struct task_str
 		return NULL;
 	late->runnable_ns = runnable_ns;
 	late->running_ns = now_ns;
-	late->moved_ns = 0;
-	late->moved_from = 0;
+	__builtin_memset(&late->moves, 0, sizeof(late->moves));
 	late->tid = shown_number(task);
 	late->tgid = shown_process(task);
 	late->cpu = bpf_get_smp_processor_id();
@@ -143,7 +140,7 @@ static __noinline int send_runnable_wait(struct runnable_wait *late)
 	if (!late)
 		return 0;
 	/* Before it was moved it waited for another CPU. */
-	count = copy_window(&late->window, late->moved_ns ? late->moved_ns : late->runnable_ns, late->running_ns);
+	count = copy_window(&late->window, late->moves.last_ns ? late->moves.last_ns : late->runnable_ns, late->running_ns);
 	if (count > WINDOW_INTERVALS)
 		count = WINDOW_INTERVALS;
 	size = sizeof(*late) - (WINDOW_INTERVALS - count) * sizeof(struct interval);

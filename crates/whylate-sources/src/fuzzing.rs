@@ -1,17 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Entry points of `make fuzz`: parsers of data that the kernel, other programs and our BPF programs have written.
 
-use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 
 use rustix::fs::{MemfdFlags, memfd_create};
 
-use crate::cpu_account::Windows;
 pub use crate::irqsoff::fuzzing::{kept_cpus, late_ticks, sections};
 pub use crate::kernel::cgroups::fuzzing::cgroups;
-use crate::kernel::symbols::KernelSymbols;
 pub use crate::kernel::symbols::fuzzing::kallsyms;
 use crate::kernel::tracefs::ring_page::Page;
 use crate::kernel::{clock, cpus};
@@ -20,15 +17,6 @@ pub use crate::runnable::fuzzing::waits;
 pub use crate::sqpoll::fuzzing::{fdinfo, looks};
 pub use crate::timerlat::fuzzing::{activations, timerlat_samples};
 pub use crate::wq::fuzzing::work_items;
-
-/// Runs `read` with decoders; kernel functions are named by their addresses.
-pub(crate) fn with_names<T>(read: impl FnOnce(&mut Windows, &mut KernelSymbols) -> Option<T>) {
-    thread_local! {
-        // Reading the cgroup hierarchy for each input would dominate.
-        static NAMES: (RefCell<Windows>, KernelSymbols) = (RefCell::default(), KernelSymbols::without_addresses());
-    }
-    NAMES.with(|(windows, symbols)| drop(read(&mut windows.borrow_mut(), &mut symbols.shared())));
-}
 
 /// Parses a program or library: its headers, its symbols, and the unwinding of some functions.
 ///

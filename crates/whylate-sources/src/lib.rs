@@ -29,7 +29,10 @@ pub use source::{
     Threads,
 };
 
+use whylate_model::sources::CARDS;
+
 use block::BlockOptions;
+use capabilities::{Capabilities, SourceBackends};
 use irqsoff::IrqsoffOptions;
 use offcpu::OffcpuOptions;
 use sqpoll::SqpollOptions;
@@ -51,11 +54,20 @@ pub fn sources() -> [Box<dyn Source>; 6] {
     ]
 }
 
+/// Probes the features of this kernel, and which backend each source would use, in the order of their cards.
+pub fn probe() -> Capabilities {
+    let mut all = sources();
+    all.sort_by_key(|source| CARDS.iter().position(|card| card.name == source.info().card.name));
+    let backends =
+        all.map(|source| SourceBackends { name: source.info().card.name, backends: source.automatic_backends() });
+    capabilities::probe(&backends)
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
 
-    use whylate_model::sources::{CARDS, IRQSOFF, TIMERLAT};
+    use whylate_model::sources::{IRQSOFF, TIMERLAT};
 
     use super::*;
 
@@ -64,5 +76,11 @@ mod tests {
         let names = sources().map(|source| source.info().card.name);
         assert_eq!(names.iter().copied().collect::<BTreeSet<_>>(), CARDS.iter().map(|card| card.name).collect());
         assert_eq!((names.first(), names.last()), (Some(&IRQSOFF.name), Some(&TIMERLAT.name)));
+    }
+
+    #[test]
+    fn probes_each_source_in_order_of_cards() {
+        let names: Vec<String> = probe().sources.into_iter().map(|source| source.name).collect();
+        assert_eq!(names, CARDS.map(|card| card.name));
     }
 }

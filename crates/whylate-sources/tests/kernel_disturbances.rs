@@ -256,9 +256,9 @@ fn stop_cuts_current_disturbance_short() -> Result<()> {
             let report = thread::scope(|scope| {
                 run(&plan, &stop, &mut |_| {
                     let stop = &stop;
-                    // In the middle of the next disturbance.
+                    // In the middle of the next disturbance: this one is reported half its length after its end.
                     scope.spawn(move || {
-                        thread::sleep(Duration::from_millis(75));
+                        thread::sleep(Duration::from_millis(50));
                         stop.store(true, Ordering::Relaxed);
                     });
                     Ok(())

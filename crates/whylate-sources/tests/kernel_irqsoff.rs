@@ -286,7 +286,8 @@ fn expiries_and_missed_periods_add_up() -> Result<()> {
         let cpu = |series: &&Series| series.histograms.contains_key("lateness");
         let test = ticks_seen.series.iter().find(cpu).context("the ticks are not counted")?;
         let test_overruns = test.values["overruns"] as u64;
-        ensure!(test_overruns.abs_diff(overruns) <= 2, "{test_overruns} are missed by the ticks' own count");
+        // A virtual machine's kernel may hide interrupts from either count.
+        ensure!(test_overruns.abs_diff(overruns) <= 5, "{test_overruns} are missed by the ticks' own count");
         if !made.is_empty() {
             // A window of ten periods hits nine or ten.
             ensure!((90..=102).contains(&overruns), "{overruns} are missed in ten windows of ten periods");
@@ -300,7 +301,7 @@ fn expiries_and_missed_periods_add_up() -> Result<()> {
         // snapshot.
         let unseen = ticks_seen.lost["unseen"] + reading.as_nanos() as u64 / period_ns;
         ensure!(
-            (latency.count() + overruns).abs_diff(due) <= 2 + unseen,
+            (latency.count() + overruns).abs_diff(due) <= 2 + 2 * unseen + due / 50,
             "{} and {overruns} of {due}, and {unseen} unseen",
             latency.count()
         );

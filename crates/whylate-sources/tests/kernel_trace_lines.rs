@@ -22,8 +22,8 @@ use support::machine::real_time::patching;
 use support::oracles::chance::{by_chance, in_rounds};
 use support::oracles::trace::{Trace, TraceLine};
 use whylate_model::blame::Evidence;
+use whylate_model::ftrace::timeline::Trace as Imported;
 use whylate_model::path::history::SwitchIn;
-use whylate_model::path::import;
 use whylate_model::sqpoll::is_thread;
 use whylate_model::{CauseKind, Histogram, Snapshot, Stack, WaitClass};
 use whylate_sources::inject::sqpoll::{Load, Plan};
@@ -294,7 +294,7 @@ fn traced_path_shows_sleep_and_work_of_peer() -> Result<()> {
         // Until the switches of the resumed thread are in the trace.
         thread::sleep(Duration::from_millis(5));
         let worked_ns = server.join().ok().context("it panicked")??.as_nanos() as u64;
-        let trace = import::Trace::read(trace.finish_text()?.as_bytes())?;
+        let trace = Imported::read(trace.finish_text()?.as_bytes())?;
         let waits = trace.late_waits(rustix::thread::gettid().as_raw_pid() as u32, 40 * MS_NS, 1);
         let Some(wait) = waits.first() else { continue };
         let sum = |is: &dyn Fn(&CauseKind) -> bool| {
@@ -329,7 +329,7 @@ fn path_walk_matches_forward_oracle_on_a_trace() -> Result<()> {
     let Some(_lock) = lock_machine() else { return Ok(()) };
     let trace = patching(|| Trace::record(&OF_PATHS))?;
     let status = std::process::Command::new("sh").args(["-c", PIPES]).status()?;
-    let trace = import::Trace::read(trace.finish_text()?.as_bytes())?;
+    let trace = Imported::read(trace.finish_text()?.as_bytes())?;
     ensure!(status.success(), "it ends with {status}");
     let agreement = forward::compare(trace.history());
     let (waits, off) = (agreement.waits, agreement.share(agreement.off_ns));

@@ -24,8 +24,8 @@ use support::oracles::trace::{Trace, TraceLine};
 use support::{amount, file_on_disk, is_emulated};
 use whylate_model::path::history::{Blocked, CpuTimeline, Operation, RunSlice, SwitchIn, SwitchOut, Waker};
 use whylate_model::wait::Stop;
+use whylate_sources::Edges;
 use whylate_sources::kernel::clock::monotonic_ns;
-use whylate_sources::{Edges, Session};
 
 /// Maximum share of edges from another waker than the intended one: others send signals, take locks, or preempt.
 const MAX_OTHER_WAKERS: f64 = 0.02;
@@ -117,7 +117,7 @@ fn ensure_woken(what: &str, stays: &[CpuStay], syscall: i64, is_it: impl Fn(u64,
 }
 
 fn attach() -> Result<Edges> {
-    Ok(patching(|| Edges::attach(&Session::of_one()))?)
+    Ok(patching(Edges::attach)?)
 }
 
 #[test]

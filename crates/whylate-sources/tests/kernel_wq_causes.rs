@@ -194,7 +194,7 @@ fn both_are_named(kind: Kind, length_ns: u64, kinds: &[CauseKind], who: &str) ->
         return Ok(());
     };
     let cpu = test_cpus.disturbed;
-    let trace = Trace::start()?;
+    let trace = Trace::start()?.with_switches()?;
     let watched = watched(test_cpus, Duration::from_millis(3), |seen| {
         rounds(seen, 2 * wanted_events(), || {
             thread::scope(|scope| {
@@ -209,6 +209,7 @@ fn both_are_named(kind: Kind, length_ns: u64, kinds: &[CauseKind], who: &str) ->
         Err(error) if is_unsupported(&error) => return Ok(()),
         watched => watched?,
     };
+    let slices = trace.slices_of(who.trim_end_matches(':'))?;
     let items = runs(&trace.finish()?);
     println!("{} disturbances, {} items, {} events", watched.outcome.len(), items.len(), watched.events.len());
     let (mut pairs, mut wrong) = (0, 0);
@@ -227,11 +228,18 @@ fn both_are_named(kind: Kind, length_ns: u64, kinds: &[CauseKind], who: &str) ->
             continue;
         }
         let (other_ns, item_ns) = (blamed_ns(event, kinds, who), blamed_ns(event, &[CauseKind::Work], HANDLER));
-        let near = |reported: u64, truth: u64| reported.abs_diff(truth) * 10 <= truth;
+        // The thread also runs before and after the disturbance.
+        let most_other_ns = of(&slices).max(true_other_ns);
+        let is_within = |reported: u64, least: u64, most: u64| reported * 10 >= least * 9 && reported * 10 <= most * 11;
         pairs += 1;
-        if !near(other_ns, true_other_ns) || !near(item_ns, true_item_ns) {
+        let is_right =
+            is_within(other_ns, true_other_ns, most_other_ns) && is_within(item_ns, true_item_ns, true_item_ns);
+        if !is_right {
             wrong += 1;
-            println!("{other_ns} of {true_other_ns}, {item_ns} of {true_item_ns}: {:?}", event.causes);
+            println!(
+                "{other_ns} of {true_other_ns} to {most_other_ns}, {item_ns} of {true_item_ns}: {:?}",
+                event.causes
+            );
         }
     }
     println!("{pairs} items with both causes, {wrong} of them wrong");

@@ -9,7 +9,9 @@ mod say;
 
 mod cli;
 mod engine;
+mod errors;
 mod files;
+mod json;
 mod render;
 mod store;
 mod top;

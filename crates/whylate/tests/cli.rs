@@ -94,7 +94,7 @@ fn closed_pipe_ends_it_with_success() -> Result<()> {
     let mut lines = BufReader::new(whylate.stdout()?).lines();
     let first = lines.next().context("no first line")??;
     println!("first line after {:?}", began.elapsed());
-    assert_eq!(first, "Tracing work queue latency ... Hit Ctrl-C to end.");
+    assert_eq!(first, "Printing histogram");
     lines.next().context("no second line")??;
     drop(lines);
     let (status, stderr) = whylate.end()?;
@@ -110,16 +110,16 @@ fn names_unknown_handler_at_the_end() -> Result<()> {
     let stderr = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{stderr}");
     assert!(stderr.contains("whylate: no work item of no_such_handler was seen"), "{stderr}");
-    assert!(text(&output.stdout).starts_with("Tracing work queue latency for no_such_handler..."));
+    assert!(!text(&output.stdout).contains("Tracing"));
     Ok(())
 }
 
 #[test]
 fn ctrl_c_prints_results_so_far() -> Result<()> {
     let Some(_lock) = lock_machine_to_inject() else { return Ok(()) };
-    let mut whylate = Running::start(&["wq", "-w", HANDLER])?;
+    let mut whylate = Running::start(&["wq", "-w", HANDLER, "--slower", "1h", "600"])?;
     let mut stdout = BufReader::new(whylate.stdout()?);
-    // The line is printed once it measures.
+    // The heading of late items is printed once it measures.
     stdout.read_line(&mut String::new())?;
     run(&plan(1_000), &AtomicBool::new(false))?;
     whylate.signal(Signal::INT)?;
@@ -212,7 +212,7 @@ fn read_slowly(arguments: &[&str], items: u64) -> Result<(u64, String)> {
     let mut some = [0; 4096];
     let mut peak_kb = 0;
     while !injection.is_finished() {
-        peak_kb = peak_kb.max(whylate.peak_memory_kb()?);
+        peak_kb = peak_kb.max(whylate.allocated_kb()?);
         if arguments.contains(&"--json") {
             thread::sleep(Duration::from_millis(20));
         } else {
@@ -231,7 +231,7 @@ fn read_slowly(arguments: &[&str], items: u64) -> Result<(u64, String)> {
             break;
         }
         rest.extend_from_slice(&some[..bytes]);
-        peak_kb = peak_kb.max(whylate.peak_memory_kb().unwrap_or(0));
+        peak_kb = peak_kb.max(whylate.allocated_kb().unwrap_or(0));
     }
     let (status, stderr) = whylate.end()?;
     assert_eq!(status.code(), Some(0), "{stderr}");
@@ -244,7 +244,8 @@ fn slow_reader_does_not_grow_memory() -> Result<()> {
     let Some(_lock) = lock_machine_to_inject() else { return Ok(()) };
     let (peak_kb, rest) = read_slowly(&["wq", "--slower", "1ns"], 100_000)?;
     println!("text: {peak_kb} KB at most; it ends with {:?}", rest.lines().last());
-    assert!(peak_kb < 30 * 1024, "{peak_kb} KB");
+    // Unread, the lines would take 12 MB.
+    assert!(peak_kb < 8 * 1024, "{peak_kb} KB");
     let (peak_kb, _) = read_slowly(&["wq", "--slower", "1ns", "--json"], 100_000)?;
     println!("json: {peak_kb} KB at most");
     Ok(())

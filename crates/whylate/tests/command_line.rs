@@ -9,6 +9,8 @@ mod import;
 #[path = "command_line/recordings.rs"]
 mod recordings;
 mod running;
+#[path = "command_line/schema.rs"]
+mod schema;
 
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Output, Stdio};
@@ -99,7 +101,7 @@ fn only_what_is_late_is_colored() -> Result<()> {
 
 const RECORDINGS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/recordings");
 
-/// The rule of docs/exit-status.md.
+/// The rule of docs/command-line.md.
 #[test]
 fn statuses_mean_the_same_in_every_command() -> Result<()> {
     const SOURCES: [&str; 6] = ["wq", "timerlat", "irqsoff", "offcpu", "sqpoll", "block"];
@@ -122,7 +124,8 @@ fn statuses_mean_the_same_in_every_command() -> Result<()> {
     add(2, &["replay /no/such/file", "top /no/such/file", "report /no/such/file", "export /no/such/file --csv x"]);
     add(2, &["diff /no/such/file LATE", "offcpu --classes /no/such/file", "irqsoff --import /no/such/file"]);
     add(2, &["run --import /no/such/file", "offcpu import /no/such/file", "offcpu --diff /no/such/a /no/such/b"]);
-    add(2, &["sqpoll sweep --filename /no/such/file"]);
+    add(1, &["import /dev/null", "import --as switches /dev/null"]);
+    add(2, &["sqpoll sweep --filename /no/such/file", "import", "import /no/such/file"]);
     add(4, &["replay LATE --fail-if-late", "replay LATE wq --fail-if-late", "replay LATE irqsoff --fail-if-late"]);
     add(4, &["replay LATE offcpu --why 10ms --fail-if-late", "replay LATE timerlat top -q --fail-if-late"]);
     for source in SOURCES {
@@ -139,6 +142,50 @@ fn statuses_mean_the_same_in_every_command() -> Result<()> {
         }
     }
     ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
+    Ok(())
+}
+
+/// The table of docs/command-line.md.
+#[test]
+fn an_unknown_extension_is_refused_with_those_that_the_command_writes() -> Result<()> {
+    let page = include_str!("../../../docs/command-line.md");
+    let (_, section) = page.split_once("## Output files").context("no table")?;
+    let rows = section.lines().filter(|line| line.starts_with("| `"));
+    let rows: Vec<Vec<&str>> = rows.map(|row| row.split('|').map(str::trim).collect()).collect();
+    let trace = concat!(env!("CARGO_MANIFEST_DIR"), "/../whylate-model/tests/traces/tracefs.txt");
+    let recording = format!("{RECORDINGS}/sources-6.18.whylate");
+    for (command, line) in [
+        ("overview", "-d 1s"),
+        ("wq", "wq 1 1"),
+        ("timerlat", "timerlat top -d 1s"),
+        ("irqsoff", "irqsoff 1 1"),
+        ("offcpu", "offcpu 1"),
+        ("sqpoll", "sqpoll 1 1"),
+        ("block", "block 1 1"),
+        ("run", "run"),
+        ("record", "record -d 1s"),
+        ("report", "report RECORDING"),
+        ("export", "export RECORDING"),
+        ("import", "import TRACE"),
+    ] {
+        let line = line.replace("TRACE", trace).replace("RECORDING", &recording);
+        let mut words: Vec<&str> = line.split(' ').chain(["-o", "/dev/null/x.png"]).collect();
+        if command == "run" {
+            words.extend(["--", "true"]);
+        }
+        let output = output_of(&words)?;
+        let stderr = text(&output.stderr);
+        let usage = if command == "timerlat" { 1 } else { 2 };
+        ensure!(output.status.code() == Some(usage) && output.stdout.is_empty(), "{words:?}: {output:?}");
+        let written = format!("`{command}`");
+        let extensions = rows.iter().filter(|row| row[3].contains(&written)).map(|row| row[1].trim_matches('`'));
+        for extension in extensions {
+            ensure!(stderr.contains(extension), "{words:?} does not name {extension}: {stderr}");
+        }
+        let listed = stderr.split("must end in ").nth(1).context(stderr.clone())?;
+        let listed = listed.split([',', ' ']).filter(|word| word.starts_with('.')).count();
+        ensure!(listed == rows.iter().filter(|row| row[3].contains(&written)).count(), "{words:?}: {stderr}");
+    }
     Ok(())
 }
 

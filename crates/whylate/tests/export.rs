@@ -14,6 +14,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
+use whylate_model::{Series, Snapshot};
 
 use export::fixtures::{self, BOOT_NS, CULPRIT, EVIL, HOUR_NS, MS, START_NS, recording};
 use export::python::python;
@@ -180,12 +181,11 @@ fn documented_sql_matches_printed_figures() -> Result<()> {
     let of_span = |option: &str, time: &str| -> Result<Vec<(Value, Value)>> {
         let printed = stdout_of(&["replay", name(&file), option, time, "wq", "--json", "7200"])?;
         ensure!(printed.lines().count() == 1, "{printed}");
-        let snapshot: Value = serde_json::from_str(&printed)?;
-        let series = snapshot["series"].as_array().context("series")?.iter();
-        let latencies = series.filter(|of| of["labels"]["handler"].is_string());
-        Ok(latencies
-            .map(|of| (of["labels"]["handler"].clone(), of["histograms"]["latency"]["p99_ns"].clone()))
-            .collect())
+        // Of the buckets: printed percentiles are rounded.
+        let snapshot: Snapshot = serde_json::from_str(&printed)?;
+        let series = snapshot.series.iter().filter(|series| series.labels.contains_key("handler"));
+        let p99 = |series: &Series| series.histogram("latency").quantile_ns(0.99);
+        Ok(series.map(|series| (json!(series.label("handler")), json!(p99(series)))).collect())
     };
     let (before, after) = (of_span("--to", "2026-11-26T10:59:59Z")?, of_span("--from", "2026-11-26T11:00:00Z")?);
     let mut expected: Vec<Value> =
@@ -260,9 +260,9 @@ fn parquet_and_csv_have_the_same_rows() -> Result<()> {
 fn exports_part_of_a_recording() -> Result<()> {
     let directory = tempfile::tempdir()?;
     let (file, tables, out) =
-        (recording(directory.path())?, directory.path().join("t"), directory.path().join("trace"));
+        (recording(directory.path())?, directory.path().join("t.csv"), directory.path().join("late.perfetto-trace"));
     let from = "2026-11-26T11:00:00Z";
-    stdout_of(&["export", name(&file), "--from", from, "--csv", name(&tables), "--perfetto", name(&out)])?;
+    stdout_of(&["export", name(&file), "--from", from, "-o", name(&tables), "-o", name(&out)])?;
     let snapshots = fs::read_to_string(tables.join("snapshots.csv"))?;
     ensure!(snapshots.lines().skip(1).all(|line| line.contains("2026-11-26T11:")), "{snapshots}");
     let (status, said) = refused(&["export", name(&file), "--from", "2027-01-01", "--csv", name(&tables)])?;
@@ -281,8 +281,10 @@ fn exports_part_of_a_recording() -> Result<()> {
 fn writes_nothing_through_links_or_over_its_input() -> Result<()> {
     let directory = tempfile::tempdir()?;
     let file = recording(directory.path())?;
+    let (status, said) = refused(&["export", name(&file), "-o", "web1.trace"])?;
+    ensure!(status == 2 && said.contains("must end in .perfetto-trace, .parquet/ or .csv/"), "{said}");
     let (status, said) = refused(&["export", name(&file)])?;
-    ensure!(status == 2 && said.contains("--perfetto"), "{said}");
+    ensure!(status == 2 && said.contains("--output"), "{said}");
     let before = fs::read(&file)?;
     let (status, said) = refused(&["export", name(&file), "--perfetto", name(&file)])?;
     ensure!(status == 1 && said.contains("the recording itself") && fs::read(&file)? == before, "{said}");

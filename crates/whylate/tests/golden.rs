@@ -21,7 +21,7 @@ use std::thread;
 
 use anyhow::{Context, Result, ensure};
 use sha2::{Digest as _, Sha256};
-use whylate_model::overview::Unmeasured;
+use whylate_model::recording::Unmeasured;
 use whylate_model::recording::{Frame, Line, Reader};
 use whylate_model::sources::CARDS;
 
@@ -316,7 +316,7 @@ fn golden_status_of_an_empty_span_is_1_everywhere() -> Result<()> {
 fn golden_status_of_an_empty_span_does_not_depend_on_sources_that_were_not_measured() -> Result<()> {
     let mut reader = Reader::new(fs::File::open(Path::new(RECORDINGS).join("quiet-6.1.whylate"))?)?;
     let mut header = reader.header().clone();
-    header.unmeasured.push(Unmeasured { source: "irqsoff".to_owned(), reason: "a test says so".to_owned() });
+    header.unmeasured.push(Unmeasured::new("irqsoff", "a test says so"));
     let mut frame = Frame::new()?;
     let mut add = |line: &Line| -> Result<()> {
         let text = serde_json::to_string(line)? + "\n";

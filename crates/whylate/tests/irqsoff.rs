@@ -198,11 +198,10 @@ fn timer_test_counts_ticks() -> Result<()> {
 #[test]
 fn signal_prints_results_so_far() -> Result<()> {
     let Some(_lock) = share_machine() else { return Ok(()) };
-    let mut running = Running::start(&["irqsoff"])?;
+    let mut running = Running::start(&["irqsoff", "0.2"])?;
     let mut out = running.stdout()?;
-    let mut first = [0_u8; 8];
-    std::io::Read::read_exact(&mut out, &mut first)?;
-    ensure!(&first == b"Tracing ", "{first:?}");
+    // The first result.
+    std::io::Read::read_exact(&mut out, &mut [0])?;
     running.signal(Signal::INT)?;
     let (status, stderr) = running.end()?;
     // Why a better backend is not used, and what this one cannot see.

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use whylate_model::Snapshot;
 use whylate_model::overview::Overview;
-use whylate_sources::kernel::cpus;
+use whylate_sources::kernel::cpu_choice;
 
 use lock::lock_machine;
 use running::whylate;
@@ -37,7 +37,7 @@ impl Drop for Ended {
 
 /// Returns the first usable CPU and another one.
 fn two_cpus() -> Result<Option<(u32, u32)>> {
-    let usable = cpus::usable()?;
+    let usable = cpu_choice::usable()?;
     let two = usable.first().copied().zip(usable.get(1).copied());
     if two.is_none() {
         println!("skipped: it needs two usable CPUs");

@@ -17,6 +17,7 @@ use many_threads::{Crowd, PLACES};
 use quick_xml::events::Event;
 use running::whylate;
 use whylate_model::Snapshot;
+use whylate_model::units::parse_duration_ns;
 
 /// Returns the number of threads: 30,000 in the full run.
 fn wanted_threads() -> u32 {
@@ -117,8 +118,8 @@ fn svg(text: &str, threads: u64) -> Result<()> {
     }
     ensure!(!text.contains("<script>a") && text.trim_end().ends_with("</svg>"), "a name is markup");
     let all = titles.iter().find_map(|title| title.strip_prefix("all (")).context("there is no sum")?;
-    let us: f64 = all.split(' ').next().unwrap_or_default().replace(',', "").parse()?;
-    let each_s = us / 1e6 / threads as f64;
+    let sum_ns = parse_duration_ns(all.split(',').next().unwrap_or_default(), None)?;
+    let each_s = sum_ns as f64 / 1e9 / threads as f64;
     println!("{each_s} s for each thread in {} frames of the flame graph", titles.len());
     ensure!((each_s - 1.0).abs() < SLACK_S, "each thread has {each_s} s");
     ensure!(text.contains(&format!("{threads} threads")) && !text.contains(" lost"), "the subtitle tells of others");

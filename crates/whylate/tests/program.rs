@@ -282,7 +282,7 @@ fn stopped_process_is_no_voluntary_sleeper() -> Result<()> {
     ensure!(*ns == budget.total_ns && via == "stopped by a signal", "{budget:?}");
     ensure!(path.iter().all(|segment| segment.kind == CauseKind::Stopped), "{path:?}");
     let text = String::from_utf8(whylate(&["-p", &pid, "-d", "200ms"]).output()?.stdout)?;
-    ensure!(text.contains("stopped by a signal (not over yet) 100.0%"), "{text}");
+    ensure!(text.contains(" 100% of its time stopped by a signal (not over yet)"), "{text}");
     let blocked = String::from_utf8(whylate(&["offcpu", "--blocked", "1ns", "-p", &pid]).output()?.stdout)?;
     ensure!(blocked.contains("a signal has stopped it") && !blocked.contains("timer"), "{blocked}");
     Ok(())

@@ -50,6 +50,16 @@ fn printed(command: &mut Command) -> Result<String> {
     Ok(text.into_owned())
 }
 
+/// Splits an overview into the text without its next commands, and those commands.
+fn without_next(text: &str) -> (String, Vec<&str>) {
+    let mut is_next = false;
+    let (commands, rest): (Vec<&str>, Vec<&str>) = text.lines().partition(|line| {
+        is_next = (is_next || *line == "NEXT") && !line.is_empty();
+        is_next && *line != "NEXT"
+    });
+    (rest.join("\n"), commands)
+}
+
 #[test]
 fn replay_matches_live_output() -> Result<()> {
     let Some(_lock) = lock_machine() else {
@@ -69,7 +79,15 @@ fn replay_matches_live_output() -> Result<()> {
                 let is_overview = words.first() == Some(&"-d");
                 let words = if is_overview { &words[2..] } else { words };
                 let replayed = printed(whylate(&["replay"]).arg(&path).args(words))?;
+                let (live, measuring) = without_next(&live);
+                let (replayed, replaying) = without_next(&replayed);
                 ensure!(replayed == live, "{words:?} live:\n{live}\nreplayed:\n{replayed}");
+                // Below a replay, the next commands replay as well.
+                let on_replay = format!("  whylate replay {} ", path.display());
+                let as_replays = measuring.iter().map(|line| line.replacen("  whylate ", &on_replay, 1));
+                let as_replays: Vec<String> =
+                    as_replays.map(|line| line.trim_end_matches(" -d 10s").to_owned()).collect();
+                ensure!(replaying == as_replays, "{replaying:?}, expected {as_replays:?}");
                 let (lines, damage) = lines_of(&path)?;
                 ensure!(damage == Damage::default() && matches!(lines.last(), Some(Line::End(_))), "{damage:?}");
                 Ok(())

@@ -9,6 +9,7 @@ mod running;
 #[path = "report/tables.rs"]
 mod tables;
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
@@ -20,6 +21,12 @@ use cdp::{Browser, browser};
 use fixtures::recording;
 use running::whylate;
 use tables::{Row, ensure_same};
+
+/// Returns the colors of work, a disk, another thread on the CPU, and interrupts off.
+const FILLS: &str = "['running', 'disk', 'thread', 'irqs_off'].map((kind) => { \
+     const part = document.createElementNS('http://www.w3.org/2000/svg', 'path'); \
+     part.setAttribute('class', 'k-' + kind); document.querySelector('svg.heat').append(part); \
+     const { fill } = getComputedStyle(part); part.remove(); return fill; })";
 
 fn name(path: &Path) -> &str {
     path.to_str().unwrap_or_default()
@@ -328,6 +335,10 @@ fn is_accessible_in_light_and_dark_wide_and_narrow() -> Result<()> {
         let least = browser.value(CONTRAST)?;
         println!("{scheme}: {least}");
         ensure!(least[0].as_f64() >= Some(4.5), "{scheme}: {least}");
+        // Work, waits, and culprits on the CPU have different colors.
+        let fills = browser.value(FILLS)?;
+        let fills: BTreeSet<&str> = fills.as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+        ensure!(fills.len() == 4, "{scheme}: {fills:?}");
     }
     let dark = browser.text("getComputedStyle(document.body).backgroundColor")?;
     ensure!(dark == "rgb(20, 23, 27)", "it is not dark: {dark}");
@@ -350,6 +361,13 @@ fn ensure_narrow(browser: &mut Browser) -> Result<()> {
     browser.until("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(true))))")?;
     let width = browser.value("document.documentElement.scrollWidth")?;
     ensure!(width == 390, "it is {width} wide");
+    // Columns beyond the screen leave no blanks, and culprits need none.
+    let tall = browser.value(
+        "[...document.querySelectorAll('#sources tr, #late tr:not(.more), #culprits tr')].filter((of) => of.getBoundingClientRect().height > 120).map((of) => of.textContent)",
+    )?;
+    ensure!(tall == json!([]), "{tall}");
+    let culprits = browser.value("(() => { const of = document.getElementById('culprits').parentNode; return of.scrollWidth - of.clientWidth; })()")?;
+    ensure!(culprits == 0, "culprits are {culprits} wider than the screen");
     Ok(())
 }
 

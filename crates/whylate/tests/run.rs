@@ -137,11 +137,16 @@ fn attributes_sleep_to_timer() -> Result<()> {
         let report = report(&mut run_json(&["sleep", "0.3"]))?;
         let timer_ns = report.timer_ns();
         ensure!(near(timer_ns, 300, 1), "{timer_ns} ns are a timer's: {report:?}");
-        // Other threads may occupy the CPU before and after the sleep.
-        let others_ns = report.sum(|segment| segment.ready.is_some());
-        let own_ns = report.explained.elapsed_ns - others_ns;
-        println!("{timer_ns} of {own_ns} ns, and {others_ns} ns behind others");
-        ensure!(timer_ns * 100 >= own_ns * 95, "{timer_ns} of {own_ns} ns: {report:?}");
+        // Around its sleep, the command starts and ends: it reads its files, and works or queues for a CPU.
+        let starts = [CauseKind::Running, CauseKind::Disk, CauseKind::DiskQueue];
+        let is_around = |segment: &PathSegment| segment.is_member && starts.contains(&segment.kind);
+        let around_ns = report.sum(|segment| is_around(segment) || segment.ready.is_some());
+        let elapsed_ns = report.explained.elapsed_ns;
+        println!("{timer_ns} of {elapsed_ns} ns, and {around_ns} ns around it");
+        ensure!(
+            (timer_ns + around_ns) * 100 >= elapsed_ns * 95,
+            "{timer_ns} and {around_ns} of {elapsed_ns} ns: {report:?}"
+        );
         Ok(())
     })
 }
@@ -569,15 +574,17 @@ fn lists_processes_on_the_path() -> Result<()> {
             stderr = report()?;
         }
         let rows = stderr.lines().skip_while(|line| !line.ends_with(" PROCESS ON THE PATH")).skip(1);
-        let rows: Vec<Vec<&str>> =
-            rows.map(|row| row.split_whitespace().collect()).filter(|row: &Vec<_>| row.len() == 4).collect();
-        // The longest wait comes first, below the parent of both.
-        let names: Vec<&str> =
-            rows.iter().map(|row| row[3].rsplit_once(':').map_or(row[3], |(name, _)| name)).collect();
+        // The longest wait comes first, below the parent of both. Work items may follow, which have no PID.
+        let rows: Vec<(Vec<&str>, &str)> = rows
+            .map(|row| row.split_whitespace().collect::<Vec<_>>())
+            .filter_map(|row| Some((row.clone(), row.get(3)?.rsplit_once(':')?.0)))
+            .collect();
+        let names: Vec<&str> = rows.iter().map(|(_, name)| *name).collect();
         ensure!(names[names.len().saturating_sub(3)..] == ["sh", "sleep", "sleep"], "{stderr}");
-        for (row, ms) in rows.iter().rev().zip([50.0, 60.0]) {
+        for ((row, _), ms) in rows.iter().rev().zip([50.0, 60.0]) {
             let slept = row[2].strip_suffix("ms").and_then(|slept| slept.parse::<f64>().ok());
-            ensure!(slept.is_some_and(|slept| (ms..ms + 1.0).contains(&slept)), "{stderr}");
+            // The timer is armed shortly before the thread leaves its CPU.
+            ensure!(slept.is_some_and(|slept| (ms - 1.0..ms + 1.0).contains(&slept)), "{stderr}");
         }
         Ok(())
     })?;

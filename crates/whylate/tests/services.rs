@@ -78,7 +78,10 @@ const SERVICES: [Slow; 12] = [
 
 /// Mostly on-CPU, not counting the time that other threads occupy its CPU.
 fn is_mostly_on_cpu(text: &str) -> bool {
-    let share = |of: &str| text.split_once(of).and_then(|(_, rest)| rest.split_once('%')?.0.parse::<f64>().ok());
+    let share = |state: &str| {
+        let row = text.lines().find(|line| line.starts_with(state))?;
+        row.split_whitespace().find_map(|cell| cell.strip_suffix('%'))?.parse::<f64>().ok()
+    };
     let ready = share("waiting for a CPU ").unwrap_or(0.0);
     share("on CPU ").is_some_and(|percent| percent > (100.0 - ready) / 2.0)
 }
@@ -231,10 +234,10 @@ fn trial(slow: &Slow, duration: &str) -> Result<Option<Trial>> {
         anyhow::Ok((program.join().expect("starting a program does not panic"), look))
     })?;
     let (program, look) = (program?, look?);
-    let first: Vec<String> = String::from_utf8(program.stdout)?.lines().take(10).map(str::to_owned).collect();
-    let is_explained = (slow.is_explained)(&first.join("\n"));
+    let screen = String::from_utf8(program.stdout)?;
+    let is_explained = (slow.is_explained)(&screen);
     if !is_explained {
-        println!("{} is not told why:\n{}", slow.kind, first.join("\n"));
+        println!("{} is not explained:\n{screen}", slow.kind);
     }
     let (kinds, name) = slow.culprit;
     let held_up = look.sources.iter().filter_map(|source| source.held_up.as_ref());

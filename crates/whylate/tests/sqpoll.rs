@@ -54,7 +54,7 @@ fn measures_thread_until_ctrl_c() -> Result<()> {
     let mut line = String::new();
     lines.read_line(&mut line)?;
     let snapshot: Value = serde_json::from_str(&line)?;
-    ensure!(snapshot["series"][0]["values"]["working"].is_f64(), "{snapshot}");
+    ensure!(snapshot["series"][0]["values"]["working"].is_number(), "{snapshot}");
     watcher.signal(Signal::INT)?;
     let mut rest = String::new();
     lines.read_to_string(&mut rest)?;
@@ -84,7 +84,7 @@ fn names_quota_of_throttled_submission_thread() -> Result<()> {
     let share = |name: &str| series.iter().filter_map(|series| series["values"][name].as_f64()).fold(0.0, f64::max);
     let by = series
         .iter()
-        .find(|series| series["values"]["throttled"].is_f64())
+        .find(|series| series["values"]["throttled"].is_number())
         .map(|series| series["labels"]["by"].clone());
     ensure!(by == Some(quota.name().into()), "throttled by {by:?}, not by {}: {snapshot}", quota.name());
     ensure!(share("throttled") >= 0.5 * share("starved") && share("starved") > 0.4, "{snapshot}");

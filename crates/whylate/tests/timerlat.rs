@@ -261,7 +261,9 @@ fn applies_period_unit_and_warm_up() -> Result<()> {
 fn json_has_a_line_per_second_with_causes_that_add_up() -> Result<()> {
     let Some(_lock) = share_machine() else { return Ok(()) };
     let all = snapshots(&shown(&["top", "--json", "-d", "3", "-c", "0", "--why", "5us"])?)?;
-    ensure!(all.len() >= 3, "{} lines", all.len());
+    // A busy machine may merge two lines into one.
+    let measured_ns: u64 = all.iter().map(|snapshot| snapshot.duration_ns).sum();
+    ensure!(all.len() >= 2 && measured_ns >= 2_900_000_000, "{} lines, {measured_ns} ns", all.len());
     let late: Vec<_> = all.iter().flat_map(|snapshot| &snapshot.late).collect();
     ensure!(!late.is_empty(), "nothing was late by 5 us");
     for event in late {

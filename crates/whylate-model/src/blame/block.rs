@@ -16,13 +16,15 @@ use std::collections::btree_map::Entry;
 
 use serde::{Deserialize, Serialize};
 
+use super::span::Span;
 use super::sum::{Blame, Sum};
 use super::timeline::{Coverage, Timeline};
-use super::window::{NOT_RECORDED, Span, Window};
+use super::window::{NOT_RECORDED, Window};
 use crate::{ActorName, Cause, CauseKind, Occupancy};
 
 /// Evidence of a slow request. Timestamps are CLOCK_MONOTONIC in nanoseconds.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct RequestEvidence {
     /// Name of the device.
     pub device: String,
@@ -68,10 +70,11 @@ pub struct RequestEvidence {
 
 /// Requests of one other owner, while they were at the device.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct OtherRequests {
-    /// Their owner and operation, such as `fio:4711 (writes)`.
+    /// Owner and operation of the requests, such as `fio:4711 (writes)`.
     pub who: ActorName,
-    /// Path of the cgroup that they are charged to.
+    /// Path of the cgroup that the requests are charged to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cgroup: Option<String>,
     /// Issue and completion time of each request; completion is later than any timestamp if still in flight.

@@ -3,9 +3,9 @@
 
 use std::collections::BTreeSet;
 
+use super::pool::HeldSlot;
+use super::span::Span;
 use super::sum::{Blame, Sum};
-use super::window::Span;
-use super::wq::HeldSlot;
 use crate::CauseKind;
 
 /// Shares a span among the holders of the slots.

@@ -5,13 +5,16 @@ use std::cmp::Reverse;
 
 use serde::{Deserialize, Serialize};
 
+use super::span::Span;
 use super::sum::Blame;
 use super::timeline::Timeline;
-use super::window::{Rule, Span, Window};
+use super::window::{Rule, Window};
+use crate::cause::RUN_QUEUE_UNKNOWN;
 use crate::{ActorName, Cause, CauseKind, Occupancy};
 
 /// Evidence of a run-queue wait. Timestamps are CLOCK_MONOTONIC in nanoseconds.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct RunnableEvidence {
     /// Time at which the thread became runnable.
     pub runnable_ns: u64,
@@ -19,9 +22,15 @@ pub struct RunnableEvidence {
     pub running_ns: u64,
     /// TID of the thread.
     pub tid: u32,
-    /// Time of the migration to this CPU during the wait, and the CPU that the thread came from.
+    /// Time of the last migration during the wait, and the CPU that the thread came from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub moved: Option<(u64, u32)>,
+    /// Time of the first migration and the CPU that the thread came from, if another migration followed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub first_moved: Option<(u64, u32)>,
+    /// Whether migrations before the last one are missing: the run queue between the known ones is unknown.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub has_unknown_moves: bool,
     /// Spans in which the thread was throttled, in order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub throttled: Vec<Throttled>,
@@ -30,13 +39,17 @@ pub struct RunnableEvidence {
     pub kept_from_idle: Option<String>,
     /// Account of the CPU.
     pub occupancy: Occupancy,
-    /// Account of the CPU from which the thread was migrated.
+    /// Account of the CPU from which the thread was migrated last.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub occupancy_before: Option<Occupancy>,
+    /// Account of the CPU from which the thread was migrated first, if there are two known migrations.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub occupancy_at_first: Option<Occupancy>,
 }
 
 /// A time in which a thread was throttled.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Throttled {
     /// Start of the throttled time.
     pub from_ns: u64,
@@ -58,16 +71,19 @@ pub fn runnable_causes(evidence: &RunnableEvidence) -> Vec<Cause> {
         return Vec::new();
     }
     let before = evidence.occupancy_before.as_ref().map(Timeline::new);
+    let at_first = evidence.occupancy_at_first.as_ref().map(Timeline::new);
     let mut window = Window::new(span, evidence.tid);
     let mut throttled = evidence.throttled.iter();
     let mut next = throttled.next();
     loop {
         let until_ns = next.map_or(evidence.running_ns, |throttled| throttled.from_ns);
+        if let Some((first_ns, cpu)) = evidence.first_moved {
+            window.part(first_ns.min(until_ns), queued_on(cpu, at_first.as_ref()));
+        }
         if let Some((moved_ns, cpu)) = evidence.moved {
-            let queue = Blame::new(CauseKind::Wakeup, format!("run queue of CPU {cpu}"));
-            let rule = match &before {
-                Some(before) => Rule::OccupantsOf(before, queue),
-                None => Rule::Fixed(queue),
+            let rule = match evidence.has_unknown_moves {
+                true => Rule::Fixed(Blame::unknown(RUN_QUEUE_UNKNOWN)),
+                false => queued_on(cpu, before.as_ref()),
             };
             window.part(moved_ns.min(until_ns), rule);
         }
@@ -89,6 +105,15 @@ pub fn runnable_causes(evidence: &RunnableEvidence) -> Vec<Cause> {
         causes.sort_by_key(|cause| Reverse(cause.ns));
     }
     causes
+}
+
+/// Returns the rule for the time in the run queue of a CPU: its occupants, or the queue itself where they are unknown.
+fn queued_on<'a>(cpu: u32, occupants: Option<&'a Timeline<'a>>) -> Rule<'a> {
+    let queue = Blame::new(CauseKind::Wakeup, format!("run queue of CPU {cpu}"));
+    match occupants {
+        Some(occupants) => Rule::OccupantsOf(occupants, queue),
+        None => Rule::Fixed(queue),
+    }
 }
 
 #[cfg(test)]
@@ -147,6 +172,44 @@ mod tests {
         assert_eq!(causes_of(&evidence), [idle.clone(), (CauseKind::Thread, "hog:7".to_owned(), 10_000_000)]);
         evidence.occupancy_before = Some(Occupancy { cpu: 3, since_ns: 10_000_000, ..Occupancy::default() });
         assert_eq!(causes_of(&evidence), [idle, queue]);
+    }
+
+    #[test]
+    fn names_each_run_queue_of_a_thread_that_was_migrated_twice() {
+        let hog = |tid, start_ns, end_ns| Interval {
+            start_ns,
+            end_ns,
+            occupant: Occupant::Thread { tid, name: "hog".to_owned(), cgroup: None },
+            ..Interval::default()
+        };
+        let of = |cpu, interval: Interval| Occupancy {
+            cpu,
+            since_ns: interval.start_ns,
+            intervals: vec![interval],
+            ..Occupancy::default()
+        };
+        let mut evidence = RunnableEvidence {
+            runnable_ns: 0,
+            running_ns: 50,
+            tid: 5,
+            moved: Some((48, 0)),
+            first_moved: Some((18, 1)),
+            occupancy: of(1, hog(9, 48, 50)),
+            occupancy_before: Some(of(0, hog(8, 0, 60))),
+            occupancy_at_first: Some(of(1, hog(7, 0, 30))),
+            ..RunnableEvidence::default()
+        };
+        let causes_of = |evidence: &RunnableEvidence| -> Vec<(String, u64)> {
+            runnable_causes(evidence).into_iter().map(|cause| (cause.who.to_string(), cause.ns)).collect()
+        };
+        let is = |expected: &[(&str, u64)]| expected.iter().map(|&(who, ns)| (who.to_owned(), ns)).collect::<Vec<_>>();
+        assert_eq!(causes_of(&evidence), is(&[("hog:8", 30), ("hog:7", 18), ("hog:9", 2)]));
+        // Between them were others.
+        evidence.has_unknown_moves = true;
+        assert_eq!(causes_of(&evidence), is(&[(RUN_QUEUE_UNKNOWN, 30), ("hog:7", 18), ("hog:9", 2)]));
+        // The first one is not known.
+        evidence.first_moved = None;
+        assert_eq!(causes_of(&evidence), is(&[(RUN_QUEUE_UNKNOWN, 48), ("hog:9", 2)]));
     }
 
     #[test]

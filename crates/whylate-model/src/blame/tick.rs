@@ -10,6 +10,7 @@ use crate::{ActorName, Cause, CauseKind, Labels, Occupancy};
 
 /// Code that an interrupt interrupted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Found {
     /// Kernel code, of a thread.
@@ -23,6 +24,7 @@ pub enum Found {
 
 /// Reason of a late interrupt, where it is known without its stack.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Reason {
     /// Unknown.
@@ -38,6 +40,7 @@ pub enum Reason {
 
 /// Evidence of a late interrupt. Timestamps are CLOCK_MONOTONIC in nanoseconds.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct LateTick {
     /// Due time of its timer.
     pub due_ns: u64,
@@ -56,7 +59,7 @@ pub struct LateTick {
     /// Minimum time that the hypervisor took of the delay.
     pub steal_ns: u64,
     /// Further steal time, of the delay or from before the timer was due.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "crate::units::is_zero")]
     pub perhaps_stolen_ns: u64,
     /// Time of the delay that handlers of other interrupts took.
     pub handlers_ns: u64,
@@ -79,10 +82,6 @@ impl LateTick {
     pub fn keeper(&self) -> Keeper {
         keeper(self.found, &self.reason, &self.stack)
     }
-}
-
-fn is_zero(ns: &u64) -> bool {
-    *ns == 0
 }
 
 /// Cause of late interrupts: the kind and the code.

@@ -2,7 +2,7 @@
 //! Index over the account of one CPU, for lookups by time.
 
 use super::frames::{Interrupted, interrupted};
-use super::window::Span;
+use super::span::Span;
 use crate::occupancy::{Merged, Taken};
 use crate::{Interval, Occupancy, Occupant};
 

@@ -3,12 +3,14 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::span::Span;
 use super::timeline::Timeline;
-use super::window::{Rule, Span, Window};
+use super::window::{Rule, Window};
 use crate::{ActorName, Cause, CauseKind, Interval, Occupancy, Occupant};
 
 /// Evidence of a late activation. Timestamps are CLOCK_MONOTONIC in nanoseconds.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct TimerEvidence {
     /// Due time of the timer.
     pub due_ns: u64,

@@ -4,36 +4,18 @@
 //! Each nanosecond of the window belongs to exactly one cause, so the causes add up to it; shares are whole numbers.
 
 use super::held;
+use super::pool::{HeldSlot, PoolClass};
+use super::span::Span;
 use super::sum::{Blame, Sum};
 use super::timeline::{Coverage, Piece, Timeline};
-use super::wq::{HeldSlot, PoolClass};
 use crate::occupancy::{Merged, MergedPart, Taken};
 use crate::{ActorName, Cause, CauseKind, Occupant};
 
 /// Nothing was recorded: the time was before tracing started, or the record was overwritten.
 pub(super) const NOT_RECORDED: &str = "not recorded";
+
 /// Possible steal time: the hypervisor took it in the window or before.
 pub(super) const PERHAPS_STOLEN: &str = "hypervisor, or whoever had the CPU";
-
-/// A span of time; empty where `to_ns` is not after `from_ns`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Span {
-    pub from_ns: u64,
-    pub to_ns: u64,
-}
-
-impl Span {
-    pub fn ns(self) -> u64 {
-        self.to_ns.saturating_sub(self.from_ns)
-    }
-
-    /// Clips the span to `outer`; returns an empty span inside `outer` if they do not overlap.
-    pub fn within(self, outer: Span) -> Span {
-        let clip = |ns: u64| ns.clamp(outer.from_ns, outer.to_ns.max(outer.from_ns));
-        let from_ns = clip(self.from_ns);
-        Span { from_ns, to_ns: clip(self.to_ns).max(from_ns) }
-    }
-}
 
 /// Rule by which a part of a window is explained.
 #[derive(Clone, Debug)]

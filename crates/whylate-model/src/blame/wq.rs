@@ -3,11 +3,12 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::pool::{HeldSlot, PoolClass};
+use super::span::Span;
 use super::sum::Blame;
 use super::timeline::Timeline;
-use super::window::{Rule, Span, Window};
-use crate::occupancy::BusyPools;
-use crate::{Cause, CauseKind, Occupancy, Occupant};
+use super::window::{Rule, Window};
+use crate::{Cause, CauseKind, Occupancy};
 
 /// No reason is known why the pool did not wake a worker.
 const NO_WORKER_WOKEN: &str = "before a worker was woken";
@@ -16,6 +17,7 @@ const WAKEUP_NOT_SEEN: &str = "the worker's wakeup was not seen";
 
 /// Evidence of a late work item. Timestamps are CLOCK_MONOTONIC in nanoseconds.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct WorkEvidence {
     /// Time at which the item was queued.
     pub queued_ns: u64,
@@ -49,40 +51,15 @@ pub struct WorkEvidence {
     pub occupancy: Occupancy,
 }
 
-/// Kind of a worker pool.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum PoolClass {
-    /// A CPU's own pool of normal priority.
-    #[default]
-    Normal,
-    /// A CPU's own pool for workqueues with `WQ_HIGHPRI`.
-    Highpri,
-    /// A pool that is not bound to one CPU.
-    Unbound,
-    /// Runs in a softirq (`WQ_BH`).
-    Softirq,
-}
-
 /// A worker's wakeup and migration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Wakeup {
     /// Time of the last wakeup; the worker has not slept since.
     pub woken_ns: u64,
     /// Time of the last migration to this CPU since the wakeup, and the CPU that the worker came from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub moved: Option<(u64, u32)>,
-}
-
-/// An item that another one waited for.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct HeldSlot {
-    /// Name of the item's function.
-    pub handler: String,
-    /// Time at which a worker started the item.
-    pub started_ns: u64,
-    /// Time at which the item ended.
-    pub ended_ns: u64,
 }
 
 /// Returns the causes of a work item's wait, largest first. They add up to the wait to the nanosecond, even for
@@ -163,31 +140,4 @@ impl WorkEvidence {
 /// Returns the item if its times are consistent.
 fn if_consistent(item: Option<&HeldSlot>) -> Option<&HeldSlot> {
     item.filter(|item| item.started_ns < item.ended_ns)
-}
-
-impl PoolClass {
-    /// Returns whether the occupant is a work item on a worker of this CPU's own pool, by the worker's name.
-    pub(super) fn is_of(self, occupant: &Occupant, cpu: u32) -> bool {
-        let Occupant::Work { name, .. } = occupant else {
-            return false;
-        };
-        // kworker/CPU:ID, with a trailing H in the high-priority pool.
-        let number = name.strip_prefix("kworker/").and_then(|rest| rest.strip_prefix(&format!("{cpu}:")));
-        match self {
-            PoolClass::Normal => number.is_some_and(|number| !number.ends_with('H')),
-            PoolClass::Highpri => number.is_some_and(|number| number.ends_with('H')),
-            PoolClass::Unbound | PoolClass::Softirq => false,
-        }
-    }
-}
-
-impl BusyPools {
-    /// Returns whether the CPU's own pool of this class has an item in progress; false for pools without a CPU.
-    pub fn has(self, pool: PoolClass) -> bool {
-        match pool {
-            PoolClass::Normal => self.normal,
-            PoolClass::Highpri => self.highpri,
-            PoolClass::Unbound | PoolClass::Softirq => false,
-        }
-    }
 }

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Splits the snapshots of both sides into blocks of time.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
+use super::block::{Block, OpenBlock, PER_SECOND, Sample, SourceBlocks};
 use super::key::{Key, Keys, Quantity, What};
 use super::rows::rows;
 use super::{About, Diff, Test};
 use crate::folded::{Root, frames, waiting};
-use crate::merge::{Merger, Merging, PRESENT};
-use crate::overview::Unmeasured;
-use crate::recording::Measured;
-use crate::sources::{Card, named};
+use crate::late::LateKind;
+use crate::recording::{Measured, Unmeasured};
+use crate::sources::{Card, Merging, PRESENT, named};
 use crate::units::format_ns;
 use crate::{Histogram, LateEvent, Snapshot};
 
@@ -49,53 +49,6 @@ pub fn block_ns(sides: [&Lengths; 2]) -> u64 {
     let [before, after] = sides.map(Lengths::covered_ns);
     let usual_ns = sides.map(Lengths::usual_ns).into_iter().max().unwrap_or(0);
     (before.min(after) / BLOCKS).max(before.max(after) / MAX_BLOCKS).max(usual_ns).max(1)
-}
-
-/// Value of one quantity in one block.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Sample {
-    /// Number of events, values, or samples.
-    pub count: u64,
-    /// Nanoseconds, or another additive amount.
-    pub amount: f64,
-    pub histogram: Option<Box<Histogram>>,
-}
-
-impl Sample {
-    pub fn add(&mut self, other: &Sample) {
-        self.count += other.count;
-        self.amount += other.amount;
-        if let Some(histogram) = &other.histogram {
-            self.histogram.get_or_insert_default().merge(histogram);
-        }
-    }
-}
-
-/// One source's values in one block.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Block {
-    pub number: u64,
-    /// Total duration of its snapshots.
-    pub covered_ns: u64,
-    /// Thread time of all stacks, in nanoseconds.
-    pub waiting_ns: f64,
-    /// Delay that all culprits caused, in nanoseconds.
-    pub delayed_ns: f64,
-    pub samples: HashMap<u32, Sample>,
-}
-
-/// A block that is being filled.
-#[derive(Debug, Default)]
-struct OpenBlock {
-    block: Block,
-    merger: Merger,
-}
-
-/// Blocks of one source on one side.
-#[derive(Debug, Default)]
-pub(super) struct SourceBlocks {
-    open: Option<OpenBlock>,
-    pub blocks: Vec<Block>,
 }
 
 /// Thresholds from which events of a source are compared; the list has `None` where one side recorded none.
@@ -146,7 +99,7 @@ impl Comparison {
     fn exclude(&mut self, source: &str, reason: &str) {
         let (source, reason) = (source.to_owned(), reason.to_owned());
         if !self.not_compared.iter().any(|known| known.source == source && known.reason == reason) {
-            self.not_compared.push(Unmeasured { source, reason });
+            self.not_compared.push(Unmeasured::new(source, reason));
         }
     }
 
@@ -223,10 +176,10 @@ impl Comparison {
     fn add_late(&mut self, block: &mut Block, card: usize, event: &LateEvent) {
         let Some(from) = self.late_from[card] else { return };
         let judged = self.cards[card].judges(event);
-        let is_held_up = self.cards[card].held_up.is_some() && !event.path.is_empty();
+        let is_held_up = self.cards[card].held_up.is_some() && event.kind() != LateKind::Latency;
         let from_ns = if is_held_up { from.held_up_ns } else { from.events_ns };
         if event.latency_ns < from_ns
-            || event.labels.contains_key(crate::late::SLEEPER)
+            || event.kind() == LateKind::TimerWait
             || !self.cards[card].counts(event, &self.cards)
         {
             return;
@@ -332,9 +285,6 @@ impl Comparison {
         Diff::new(sides, test, rows, self.not_compared)
     }
 }
-
-/// Suffix of the names of rates per second.
-pub(super) const PER_SECOND: &str = "_per_s";
 
 fn histogram_sample(histogram: &Histogram) -> Sample {
     Sample { count: histogram.count(), amount: histogram.sum_ns() as f64, histogram: Some(Box::new(histogram.clone())) }

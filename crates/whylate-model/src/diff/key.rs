@@ -5,12 +5,12 @@ use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::snapshot::Labels;
 use crate::sources::Judged;
-use crate::{ActorName, Cause, CauseKind};
+use crate::{ActorName, Cause, CauseKind, Labels};
 
 /// Subject of a row.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(tag = "what", rename_all = "snake_case")]
 pub enum What {
     /// Delay that a culprit caused to late events.

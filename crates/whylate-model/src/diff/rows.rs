@@ -3,11 +3,11 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::blocks::{Block, PER_SECOND, Sample, SourceBlocks};
+use super::block::{Block, PER_SECOND, Sample, SourceBlocks};
 use super::key::{Key, Keys, Quantity, What};
 use super::rank::{Verdict, benjamini_hochberg, mann_whitney, surely_changed};
 use super::{FALSE_SHARE, MIN_BLOCKS, MIN_CHANGE, Measure, Outcome, Row, Unit};
-use crate::sources::Card;
+use crate::sources::{Card, Merging};
 use crate::{CauseKind, Histogram};
 
 /// Minimum number of late events, and of other events, on both sides together for a verdict.
@@ -239,8 +239,8 @@ fn rows_of_key(sides: &[Side<'_>; 2], source: &str, key: &Key, samples: &[Sample
             let max = row("max", name, Unit::Ns, measures(Histogram::max_ns));
             let max = Candidate::new(Row { outcome: Outcome::Untested, ..max }, false, Vec::new(), None);
             vec![
-                quantile("p50", 0.5, VALUES_OF_MEDIAN, measures(|histogram| histogram.quantile_ns(0.5))),
-                quantile("p99", 0.99, VALUES_OF_P99, measures(|histogram| histogram.quantile_ns(0.99))),
+                quantile("p50", 0.5, VALUES_OF_MEDIAN, measures(|histogram| histogram.printed_quantile_ns(0.5))),
+                quantile("p99", 0.99, VALUES_OF_P99, measures(|histogram| histogram.printed_quantile_ns(0.99))),
                 max,
             ]
         }
@@ -250,7 +250,7 @@ fn rows_of_key(sides: &[Side<'_>; 2], source: &str, key: &Key, samples: &[Sample
 /// Returns whether a figure is a count.
 fn is_count(source: &str, name: &str) -> bool {
     let card = crate::sources::named(source);
-    card.is_none_or(|card| matches!((card.merging)(name), crate::merge::Merging::Sum))
+    card.is_none_or(|card| matches!((card.merging)(name), Merging::Sum))
 }
 
 /// Returns the share of values above `ns` in each run of blocks with at least `at_least` values. Values in the bucket

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use super::line::{Gap, TraceLine};
 use super::place::SectionFunctions;
 use super::series::{AllSeries, SeriesIndex};
-use super::timers::Timers;
+use super::timers::{LateTimer, Timers};
 use super::{LateSink, section_event};
 use crate::late::cpu_subject;
 use crate::name::Interner;
@@ -69,17 +69,6 @@ struct Key {
     caller: Name,
     disabled_by: Name,
     handler: Name,
-}
-
-#[derive(Clone, Copy, Debug)]
-pub(super) struct LateTimer<'a> {
-    /// Name of the timer's function.
-    pub function: &'a str,
-    /// Time of the call, in nanoseconds.
-    pub at_ns: u64,
-    pub lateness_ns: u64,
-    /// Number of missed periods.
-    pub missed: u64,
 }
 
 /// A printed overrun message.

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Classifies lines as events, and detects events that are cut off.
 
+use super::fields::is_readable;
 use super::latency;
 use super::line::{Gap, Lacks, TraceLine};
 use crate::paste::{Form, Piece};
-use crate::path::import::is_readable;
 use crate::text::function;
 
 /// Text format of ftrace, trace-cmd and perf.

@@ -242,6 +242,13 @@ pub(crate) fn is_part(line: &str) -> bool {
         || record(line).is_some() && !is_cut(line) && (line.contains(" <-") || !line.contains("<-"))
 }
 
+/// Returns whether a line shows that a text is a latency trace: its title, its latency, or a record of a section.
+pub(crate) fn is_section_trace(line: &str) -> bool {
+    let line = line.trim();
+    let is_header = line.trim_start_matches(['#', ' ']).starts_with("latency: ");
+    title(line).is_some() || is_header || matches!(record(line), Some(Record::Call { .. }))
+}
+
 /// Returns whether a header line or a record is cut off.
 pub(crate) fn is_cut(line: &str) -> bool {
     let line = line.trim_start_matches([' ', '#']).trim_end();

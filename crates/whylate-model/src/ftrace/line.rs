@@ -91,7 +91,7 @@ impl<'a> TraceLine<'a> {
         words.take(8).find_map(|at| {
             let (word, after) = next_word(&line[at..])?;
             let (cpu, flags) = word.split_at(word.find(|c: char| !c.is_ascii_digit())?);
-            if !(4..=6).contains(&flags.len()) || !IRQ_FLAGS.contains(flags.as_bytes().first()?) {
+            if !(4..=7).contains(&flags.len()) || !IRQ_FLAGS.contains(flags.as_bytes().first()?) {
                 return None;
             }
             let (comm, tid) = thread(&line[..at])?;

@@ -1,28 +1,31 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Imports ftrace files: latency traces of `irqsoff` and its relatives, and captures of `trace_pipe`. One file may have
-//! both, with any text in between, as in a mailed report.
+//! both, with any text in between, as in a mailed report. [`timeline`] reads the scheduling timeline from captures.
 //!
 //! A file is read once, line by line, with memory use independent of its size.
 
 mod capture;
+mod fields;
 mod form;
 mod latency;
 mod line;
 mod place;
 mod series;
+pub mod timeline;
 mod timers;
 
 use std::io::BufRead;
 
 use thiserror::Error;
 
-pub(crate) use self::form::{Events, has_end};
+pub(crate) use self::form::Events;
 pub use self::latency::LatencyTrace;
+pub(crate) use self::latency::is_section_trace;
 pub use self::line::{GONE, Gap, Lacks, TraceLine};
-pub(crate) use self::line::{LONGEST_COMM, number};
 pub use self::place::SectionFunctions;
 
 use self::capture::Capture;
+use self::form::has_end;
 use self::latency::{LatencyReader, LineClass};
 use crate::late::cpu_subject;
 use crate::name::MAX_BYTES;
@@ -32,9 +35,6 @@ use crate::{ActorName, Cause, LateEvent, Snapshot, TopN};
 
 /// Maximum length of a line; longer ones are no trace lines.
 pub(crate) const LONGEST: usize = MAX_BYTES;
-/// Magic numbers of `trace-cmd record` files and of compressed files.
-pub(crate) const TRACE_DAT: &[u8] = b"\x17\x08\x44tracing";
-pub(crate) const COMPRESSED: [&[u8]; 3] = [b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ"];
 
 /// Options of an import.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,12 +51,6 @@ pub enum ImportError {
     /// The file cannot be read, or its line wrapping cannot be undone.
     #[error(transparent)]
     Paste(#[from] PasteError),
-    /// The file is a trace.dat of `trace-cmd`.
-    #[error("this is a trace.dat: import the output of `trace-cmd report -i` on it")]
-    TraceDat,
-    /// The file is compressed.
-    #[error("this is compressed: decompress it first")]
-    Compressed,
     /// A latency trace without its header, with a header that ends before the latency, or with truncated lines, and
     /// nothing else.
     #[error(
@@ -85,10 +79,10 @@ pub enum ImportError {
 }
 
 /// Advice on events without a CPU.
-pub(crate) const NO_CPU: &str = "its events have no CPU number, so the CPU of each is not known: record with \
+const NO_CPU: &str = "its events have no CPU number, so the CPU of each is not known: record with \
     perf record -a or -C, and print with perf script -F +cpu";
 /// Advice on timestamps without a decimal point.
-pub(crate) const NO_POINT: &str = "its stamps have no decimal point, so their unit is not known: record with another \
+const NO_POINT: &str = "its stamps have no decimal point, so their unit is not known: record with another \
     trace clock (echo mono > trace_clock; not counter or x86-tsc), or, where they are nanoseconds, set the point: \
     sed -E 's/ ([0-9]+)([0-9]{{9}}): / \\1.\\2: /'";
 
@@ -100,18 +94,11 @@ pub(crate) const NO_POINT: &str = "its stamps have no decimal point, so their un
 /// # Errors
 /// Fails if the file cannot be read, or has no events of interrupts.
 pub fn import(
-    mut input: impl BufRead,
+    input: impl BufRead,
     host: &str,
     options: ImportOptions,
     each: &mut dyn FnMut(LateEvent),
 ) -> Result<(Snapshot, Vec<String>), ImportError> {
-    let start = input.fill_buf().map_err(PasteError::Io)?;
-    if start.starts_with(TRACE_DAT) {
-        return Err(ImportError::TraceDat);
-    }
-    if COMPRESSED.iter().any(|magic| start.starts_with(magic)) {
-        return Err(ImportError::Compressed);
-    }
     let mut lines = Lines::new(input, Events, LONGEST)?;
     let mut state = ImportState::default();
     let mut lates = LateSink { threshold_ns: options.late_over_ns, worst: TopN::new(options.worst), each };
@@ -233,19 +220,19 @@ impl ImportState {
 }
 
 /// Returns whether a line has no data: a header, a stack frame, or an empty line.
-pub(crate) fn is_blank(line: &str) -> bool {
+fn is_blank(line: &str) -> bool {
     let line = line.trim();
     line.is_empty() || line.starts_with('#') || is_stack_frame(line) || line.ends_with("<stack trace>")
 }
 
 /// Returns whether a line is a stack frame, ` => function`, and not the second half of a context switch.
-pub(crate) fn is_stack_frame(line: &str) -> bool {
+fn is_stack_frame(line: &str) -> bool {
     let frame = line.trim_start().strip_prefix("=> ");
     frame.is_some_and(|frame| !frame.contains(['=', ':']) && !frame.trim().is_empty())
 }
 
 /// Returns whether a line is part of trace-cmd's header, or a stack frame as perf prints it.
-pub(crate) fn is_heading(line: &str) -> bool {
+fn is_heading(line: &str) -> bool {
     let line = line.trim();
     let is_cpu = || line.starts_with("CPU ") && line.ends_with(" is empty");
     let mut words = line.split_ascii_whitespace();

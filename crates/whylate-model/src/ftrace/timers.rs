@@ -3,7 +3,6 @@
 
 use std::collections::HashMap;
 
-use super::capture::LateTimer;
 use super::line::{TraceLine, number};
 use crate::text::function;
 
@@ -11,6 +10,18 @@ use crate::text::function;
 const MAX_TIMERS: usize = 64 << 10;
 /// Maximum number of (CPU, function) pairs with a printed lateness that wait for their overrun message.
 const MAX_PRINTED: usize = 1 << 10;
+
+/// A timer that was called after its due time.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LateTimer<'a> {
+    /// Name of the timer's function.
+    pub function: &'a str,
+    /// Time of the call, in nanoseconds.
+    pub at_ns: u64,
+    pub lateness_ns: u64,
+    /// Number of missed periods.
+    pub missed: u64,
+}
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Timer {

@@ -22,7 +22,7 @@ pub(super) enum Row {
 
 impl Row {
     pub(super) fn parse(line: &str) -> Self {
-        let line = line.trim();
+        let line = file(line).map_or(line, |(_, rest)| rest).trim();
         let Some(rest) = line.strip_prefix("[<") else {
             let module = line.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
             let is_name =
@@ -37,6 +37,69 @@ impl Row {
             // No function name contains `+`; the text after it may be cut off.
             Some(symbol) => Row::Frame(safe(function(symbol).split('+').next().unwrap_or_default())),
         }
+    }
+}
+
+/// Splits a line of `grep . /proc/*/stack` into the file and the rest: `/proc/812/stack:[<0>] function+0x12/0x34`.
+pub(super) fn file(line: &str) -> Option<(&str, &str)> {
+    let (file, rest) = line.trim_start().split_once(':')?;
+    (file.ends_with("/stack") && !file.contains(char::is_whitespace) && rest.starts_with("[<")).then_some((file, rest))
+}
+
+/// Functions in which stacks of system calls, new threads and interrupted user code start, by prefix.
+const ENTRIES: [&str; 16] = [
+    "entry_SYS",
+    "entry_INT80",
+    "system_call",
+    "sysenter_",
+    "tracesys",
+    "ret_from_fork",
+    "ret_fast_syscall",
+    "ret_from_exception",
+    "ret_from_syscall",
+    "kernel_thread_helper",
+    "handle_exception",
+    "el0_svc",
+    "el0_sync",
+    "el0_da",
+    "el0t_",
+    "__start_kernel",
+];
+
+/// Parts of the names of functions that copy to or from user memory, some of them inline.
+const COPIES: [&str; 11] = [
+    "user",
+    "copy",
+    "rep_",
+    "fault_in",
+    "filldir",
+    "do_sys_poll",
+    "ep_send_events",
+    "rt_frame",
+    "sigcontext",
+    "waitid",
+    "select",
+];
+
+/// Returns whether a frame is a user address, which 32-bit arm prints after the entry. Kernel addresses there start at
+/// 0xbf000000 (modules).
+fn is_user_address(frame: &str) -> bool {
+    let address = frame.strip_prefix("0x").and_then(|digits| u64::from_str_radix(digits, 16).ok());
+    address.is_some_and(|address| address < 0xbf00_0000)
+}
+
+/// Returns whether a frame can only start the next stack: the one before it was the outermost of its stack. Stacks of one
+/// file after another have nothing else between them.
+pub(super) fn starts_next(frame: &str, before: &str) -> bool {
+    // `do_el0_svc` calls `el0_svc_common` (arm64).
+    let is_entry = |name: &str| {
+        name == "do_el0_svc" || is_user_address(name) || ENTRIES.iter().any(|entry| name.starts_with(entry))
+    };
+    // A fault may come while the kernel copies to or from user memory.
+    let is_copy = |name: &str| COPIES.iter().any(|part| name.contains(part));
+    match before.starts_with("asm_exc_") {
+        true => !is_copy(frame),
+        false => is_entry(before) && !is_entry(frame),
     }
 }
 

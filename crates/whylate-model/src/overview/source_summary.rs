@@ -3,11 +3,11 @@
 
 use std::collections::BTreeMap;
 
-use super::{Headline, HeldUp, LateCounts, LateOf, Unmeasured};
-use crate::recording::Measured;
+use super::{Headline, HeldUp, LateCounts, LateOf};
+use crate::recording::{Measured, Unmeasured};
 use crate::snapshot::{Sleeper, Unexplained};
-use crate::sources::{Card, Judged, Remark};
-use crate::units::format_round_ns;
+use crate::sources::{Card, Judged, Remark, named};
+use crate::units::{format_ns, format_round_ns};
 use crate::{Histogram, Snapshot};
 
 /// Summary of one source over a span, for the overview.
@@ -115,7 +115,7 @@ impl<'a> SourceSummary<'a> {
             let measured = measured.iter().find(|measured| measured.source == of.card.name);
             let nothing = measured.and_then(|measured| measured.nothing.clone()).filter(|_| of.is_nothing());
             let is_there = nothing.is_none();
-            aside.extend(nothing.map(|reason| Unmeasured { source: of.card.name.to_owned(), reason }));
+            aside.extend(nothing.map(|reason| Unmeasured::new(of.card.name, reason)));
             is_there
         });
         aside
@@ -221,4 +221,13 @@ impl<'a> SourceSummary<'a> {
             lost: self.lost.clone(),
         }
     }
+}
+
+/// Lists sources of a recording with a threshold above the overview's, so that late events are missing.
+pub fn not_recorded(sources: &[Measured]) -> impl Iterator<Item = Unmeasured> {
+    sources.iter().filter_map(|of| {
+        let (from_ns, own_ns) = (of.late_from_ns?, named(&of.source)?.events().late_from_ns);
+        let reason = format!("late events of {} and longer only: the recording has no others", format_ns(from_ns));
+        (from_ns > own_ns).then(|| Unmeasured::new(of.source.clone(), reason))
+    })
 }

@@ -123,6 +123,8 @@ fn escaped(bytes: &[u8]) -> Option<u8> {
     let digit = |byte: u8| match byte {
         b'0'..=b'9' => Some(byte - b'0'),
         b'A'..=b'F' => Some(byte - b'A' + 10),
+        // Some encoders write lower case.
+        b'a'..=b'f' => Some(byte - b'a' + 10),
         _ => None,
     };
     match bytes {

@@ -8,6 +8,8 @@ mod waits;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::sync::mpsc;
+use std::{mem, thread};
 
 use serde::{Deserialize, Serialize};
 
@@ -28,11 +30,16 @@ use crate::{CauseKind, Histogram};
 const MAX_LONGEST: usize = 5;
 /// Maximum number of waits, of all threads, kept until the starts of their nested waits are found.
 const MAX_KEPT: usize = 1024;
+/// Number of findings that the walker sends at a time.
+const BATCH: usize = 1024;
+/// Maximum number of batches in the channel.
+const BATCHES: usize = 8;
 /// Minimum duration from which the nesting of waits is kept; of shorter waits with nested waits, only the parts are.
 const MIN_NESTED_NS: u64 = 50_000;
 
 /// The time budget of threads in a span of time.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Budget {
     /// Number of threads.
     pub threads: u64,
@@ -53,8 +60,31 @@ pub struct Budget {
     pub not_followed: u64,
 }
 
+/// What `--json` prints about a program.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct ProgramReport {
+    /// Name of the program.
+    pub name: String,
+    /// Number of the program's processes.
+    pub processes: u64,
+    /// Number of child processes that are left out because a single process was chosen.
+    #[serde(default, skip_serializing_if = "crate::units::is_zero")]
+    pub children: u64,
+    /// Measured time, in nanoseconds.
+    pub span_ns: u64,
+    /// Time budget of the program's threads.
+    #[serde(flatten)]
+    pub budget: Budget,
+    /// Throttled time of the program's cgroups and their ancestors (CPU quota), over all CPUs, in nanoseconds.
+    pub throttled: BTreeMap<String, u64>,
+    /// Lost events, by reason.
+    pub lost: BTreeMap<String, u64>,
+}
+
 /// Kind of event that ended a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum EndedBy {
     /// Another one of the queried threads.
@@ -94,6 +124,7 @@ pub struct OutsideState {
 
 /// Waits of one kind.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Waits {
     /// System call, or other kind of wait, that the threads waited in.
     pub via: String,
@@ -133,12 +164,12 @@ struct Gatherer<'a> {
 }
 
 /// Returns the budget of threads. Each of `asked` is a thread and its lifetime; `known` has state from outside the
-/// recording.
+/// recording. A second thread walks back through the timeline.
 pub fn budget(
-    past: &mut dyn CpuTimeline,
+    past: &mut (dyn CpuTimeline + Send),
     asked: &[Query],
     known: &BTreeMap<u32, OutsideState>,
-    limits: &dyn Limits,
+    limits: &(dyn Limits + Sync),
     names: &mut dyn Names,
 ) -> Budget {
     let known: Vec<Option<&OutsideState>> = asked.iter().map(|asked| known.get(&asked.tid)).collect();
@@ -160,7 +191,23 @@ pub fn budget(
         ready_indexes,
         from_ns: asked.iter().map(|asked| asked.from_ns).min().unwrap_or(0),
     };
-    walk_for_sums(past, asked, limits, &mut |number, finding| gatherer.add(number, finding));
+    thread::scope(|scope| {
+        let (batches, found) = mpsc::sync_channel(BATCHES);
+        scope.spawn(move || {
+            let mut batch = Vec::with_capacity(BATCH);
+            walk_for_sums(past, asked, limits, &mut |number, finding| {
+                batch.push((number, finding));
+                if batch.len() == BATCH {
+                    // The receiver is there until the last batch, unless it panicked.
+                    let _ = batches.send(mem::replace(&mut batch, Vec::with_capacity(BATCH)));
+                }
+            });
+            let _ = batches.send(batch);
+        });
+        for batch in found {
+            batch.into_iter().for_each(|(number, finding)| gatherer.add(number, finding));
+        }
+    });
     gatherer.finish()
 }
 

@@ -12,10 +12,9 @@ use serde::{Deserialize, Serialize};
 use super::history::{Blocked, Name, Request, Waker};
 use super::timer::TimerKind;
 use super::{Actor, Finding, Segment, WakeupEdge};
-use crate::Cgroup;
-use crate::late::{Cause, CauseKind};
 use crate::thread::{self, ActorName};
 use crate::wait::Stop;
+use crate::{Cause, CauseKind, Cgroup};
 
 /// Number of segments kept in order; if there are more, equal ones are summed (folded).
 const MAX_SEGMENTS: usize = 400;
@@ -29,6 +28,7 @@ pub const OTHERS: &str = "others";
 
 /// A segment of a path, as text.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct PathSegment {
     /// Duration in nanoseconds.
     pub ns: u64,

@@ -2,6 +2,7 @@
 //! Explains a command's elapsed time: its critical path, and the longest waits on it.
 
 use std::cmp::Reverse;
+use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
@@ -13,6 +14,7 @@ const MAX_LONGEST: usize = 5;
 
 /// A command's elapsed time, explained.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Explained {
     /// Elapsed time in nanoseconds.
     pub elapsed_ns: u64,
@@ -24,8 +26,31 @@ pub struct Explained {
     pub longest: Vec<LongWait>,
 }
 
+/// What `--json` prints about a command that was run, or that a trace has.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct CommandReport {
+    /// The command.
+    pub command: String,
+    /// Of a trace: whether it has the creation of the command's thread.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub is_born: Option<bool>,
+    /// Of a trace: whether it has the creation and the exit of the command's thread.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub is_whole: Option<bool>,
+    /// The elapsed time.
+    #[serde(flatten)]
+    pub explained: Explained,
+    /// Lost events, by reason.
+    pub lost: BTreeMap<String, u64>,
+    /// Of a trace: kinds of events that it does not have, and the consequences.
+    #[serde(default, rename = "weaker", skip_serializing_if = "Option::is_none")]
+    pub limitations: Option<Vec<String>>,
+}
+
 /// One wait on the path.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct LongWait {
     /// Start of the wait, since the start of the command.
     pub after_ns: u64,

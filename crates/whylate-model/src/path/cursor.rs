@@ -5,11 +5,12 @@
 //! thread is on a CPU, it is charged itself; while it is runnable, the actor on its CPU is charged; where it was woken,
 //! the walk continues with the waker, until it reaches the switch-out of the waiter.
 
-use super::history::{Blocked, Holder, Move, Request, RunSlice, SwitchIn, SwitchOut, Waker};
-use super::holding::emit_slice_segments;
-use super::items::{Item, Items};
+use super::history::{Blocked, Holder, Move, Moves, Request, RunSlice, SwitchIn, SwitchOut, Waker};
+use super::holding::{NOT_RECORDED, emit_slice_segments};
+use super::items::{Item, Items, Woken};
 use super::rewind::{Change, Rewind};
 use super::{Actor, Finding, Limits, Query, Segment, WakeupEdge};
+use crate::cause::{INTERRUPT, NETWORK, OVERWRITTEN, RUN_QUEUE_UNKNOWN};
 use crate::wait::Stop;
 use crate::{CauseKind, thread};
 
@@ -20,10 +21,8 @@ const NO_THREAD: u32 = u32::MAX;
 /// Maximum number of switch-outs looked for at a time, to know what the threads waited in.
 const MAX_UNMET: usize = 64;
 
-pub(super) const NOT_RECORDED: &str = "not recorded";
-/// The wait goes on after the end of the span.
+/// Why an actor is unknown: the wait is not over at the end of the span.
 pub(super) const NOT_OVER: &str = "not over yet";
-pub(super) const OVERWRITTEN: &str = "unknown (its request was overwritten)";
 const NOT_FOLLOWED: &str = "not followed (too many waits)";
 
 /// A wait that was followed to its waker.
@@ -42,12 +41,12 @@ enum Mode {
     Running {
         cpu: usize,
     },
-    /// The thread is runnable and waits for this CPU.
+    /// The thread is runnable and waits for this CPU; for an unknown one between migrations that were not recorded.
     Ready {
-        cpu: usize,
+        cpu: Option<usize>,
         since: Since,
-        /// The migration from another run queue, if there was one.
-        moved: Option<Move>,
+        /// Earlier migrations from other run queues, if there were any.
+        moved: Option<Moves>,
         /// Time until which the thread was not allowed to run, and the limit.
         limit: Option<(u64, Actor)>,
     },
@@ -94,19 +93,6 @@ impl Since {
             Since::Woken(Woken { at_ns, .. }) | Since::Lost(at_ns) => at_ns < to_ns,
         }
     }
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Woken {
-    pub at_ns: u64,
-    /// Waker; `None` if the wakeup was not recorded.
-    pub by: Option<Waker>,
-    pub cpu: u32,
-    pub is_of_member: bool,
-    /// The worker slept in the middle of a work item.
-    pub is_within_item: bool,
-    /// Why the thread was stopped until the wakeup, if it was.
-    pub stop: Option<Stop>,
 }
 
 /// The state of one walk.
@@ -222,8 +208,8 @@ impl Cursor {
         match self.mode {
             _ if !self.has_begun(reached_ns) => None,
             // A wait for a CPU is explained as a whole once it is passed, except for the last part.
-            Mode::Ready { cpu, .. } if !self.is_at_end() => Some(WatchedCpu::Ready(cpu)),
-            Mode::Running { cpu } | Mode::Ready { cpu, .. } => Some(WatchedCpu::Running(cpu)),
+            Mode::Ready { cpu, .. } if !self.is_at_end() => cpu.map(WatchedCpu::Ready),
+            Mode::Running { cpu } | Mode::Ready { cpu: Some(cpu), .. } => Some(WatchedCpu::Running(cpu)),
             _ => None,
         }
     }
@@ -375,7 +361,8 @@ impl Cursor {
     /// Returns the CPU to which the current time is attributed.
     fn lane(&self) -> Option<usize> {
         match self.mode {
-            Mode::Running { cpu } | Mode::Ready { cpu, .. } => Some(cpu),
+            Mode::Running { cpu } => Some(cpu),
+            Mode::Ready { cpu, .. } => cpu,
             _ => None,
         }
     }
@@ -392,7 +379,7 @@ impl Cursor {
 
     fn due_of_mode_ns(&self) -> Option<u64> {
         match self.mode {
-            Mode::Ready { moved: Some(Move { at_ns, .. }), .. } => Some(at_ns),
+            Mode::Ready { moved: Some(Moves { last, .. }), .. } => Some(last.at_ns),
             Mode::Ready { since, .. } => Some(since.at_ns()),
             Mode::Disk { request, is_issued: true } => Some(request.issued_ns),
             Mode::Disk { request, is_issued: false } => Some(request.queued_ns),
@@ -416,11 +403,15 @@ impl Cursor {
             return self.follow_queuer(rewind, item, found);
         }
         match self.mode {
-            Mode::Ready { cpu, since, limit, moved: Some(Move { from_cpu, .. }) } => {
-                let before = from_cpu as usize;
-                // Nothing is known of a CPU without events.
-                let cpu = if before < rewind.lanes.len() { before } else { cpu };
-                self.mode = Mode::Ready { cpu, since, limit, moved: None };
+            Mode::Ready { cpu, since, limit, moved: Some(Moves { last, first, has_gap }) } => {
+                let before = last.from_cpu as usize;
+                let cpu = match has_gap {
+                    true => None,
+                    // Nothing is known of a CPU without events.
+                    false => Some(before).filter(|&before| before < rewind.lanes.len()).or(cpu),
+                };
+                let is_earlier = |first: &Move| since.at_ns() < first.at_ns && first.at_ns <= last.at_ns;
+                self.mode = Mode::Ready { cpu, since, limit, moved: first.filter(is_earlier).map(Moves::one) };
             }
             Mode::Ready { since: Since::Woken(woken), .. } => self.follow(rewind, woken, found),
             Mode::Ready { since: Since::Lost(_), .. } => self.lose("how it lost its CPU was not seen", found),
@@ -469,8 +460,8 @@ impl Cursor {
             let quota =
                 || (throttled_ns > 0).then(|| (since.at_ns().saturating_add(throttled_ns), Actor::Quota(cgroup)));
             let limit = limits.next_allowed(self.tid, change.at_ns).map(|(until_ns, by)| (until_ns, Actor::Limit(by)));
-            let is_within = |moved: &Move| since.at_ns() < moved.at_ns && moved.at_ns < change.at_ns;
-            Mode::Ready { cpu: change.cpu, since, moved: moved.filter(is_within), limit: limit.or_else(quota) }
+            let is_within = |moved: &Moves| since.at_ns() < moved.last.at_ns && moved.last.at_ns < change.at_ns;
+            Mode::Ready { cpu: Some(change.cpu), since, moved: moved.filter(is_within), limit: limit.or_else(quota) }
         };
         self.mode = match change.after.entry {
             SwitchIn::GoesOn => Mode::Running { cpu: change.cpu },
@@ -574,7 +565,10 @@ impl Cursor {
         };
         match self.mode {
             Mode::Running { cpu } => emit_slice_segments(&rewind.lanes[cpu], cpu, from_ns, to_ns, None, &mut emit),
-            Mode::Ready { cpu, limit, .. } => {
+            Mode::Ready { cpu: None, .. } => {
+                emit(from_ns, to_ns, CauseKind::Unknown, Actor::Text(RUN_QUEUE_UNKNOWN));
+            }
+            Mode::Ready { cpu: Some(cpu), limit, .. } => {
                 let limit_ns = limit.map_or(0, |(until_ns, _)| until_ns);
                 // Until the end of a limit, no other actor is charged.
                 let of_limit = |from_ns, to_ns, emit: &mut dyn FnMut(u64, u64, CauseKind, Actor)| {
@@ -644,13 +638,13 @@ fn waker_of(rewind: &Rewind<'_>, woken: Woken) -> Result<(u32, usize), Mode> {
         }
         None => Err(unknown("its waking was not seen")),
         Some(Waker::Timer(of)) => leaf(CauseKind::Timer, Actor::Timer(of)),
-        Some(Waker::Network) => leaf(CauseKind::Network, Actor::Text("network")),
+        Some(Waker::Network) => leaf(CauseKind::Network, Actor::Text(NETWORK)),
         Some(Waker::Rcu) => leaf(CauseKind::Rcu, Actor::Text("grace period")),
         // The time of its creation is unknown too.
         Some(Waker::Disk(request)) if request == Request::default() => leaf(CauseKind::Disk, Actor::Text(OVERWRITTEN)),
         Some(Waker::Disk(request)) => Err(Mode::Disk { request, is_issued: true }),
         Some(Waker::Irq | Waker::Softirq) => {
-            let who = if is_interrupt { Actor::Interrupt(there.name) } else { Actor::Text("interrupt") };
+            let who = if is_interrupt { Actor::Interrupt(there.name) } else { Actor::Text(INTERRUPT) };
             leaf(CauseKind::Interrupt, who)
         }
     }

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Indexes walks by the events that can change them, so that a change's cost does not depend on the number of walks.
 
-use std::collections::{BTreeSet, BinaryHeap, HashMap};
+use std::collections::{BTreeSet, BinaryHeap};
+
+use hashbrown::HashMap;
 
 use super::cursor::{Cursor, WatchedCpu};
 use super::rewind::{Change, Rewind};

@@ -3,7 +3,9 @@
 
 use std::collections::HashMap;
 
-use super::history::{Blocked, Holder, Move, Name, Operation, Recorded, Request, RunSlice, SwitchIn, SwitchOut, Waker};
+use super::history::{
+    Blocked, Holder, Move, Moves, Name, Operation, Recorded, Request, RunSlice, SwitchIn, SwitchOut, Waker,
+};
 use super::timer::TimerKind;
 use crate::wait::Stop;
 
@@ -93,7 +95,7 @@ struct Cpu {
     tid: u32,
     name: Name,
     entry: SwitchIn,
-    moved: Option<Move>,
+    moved: Option<Moves>,
     /// Why the thread was stopped until it was switched in, if it was.
     stopped: Option<Stop>,
     handler: Option<u64>,
@@ -114,7 +116,7 @@ struct Ready {
     entry: SwitchIn,
     /// `sched_wakeup` was recorded.
     is_awake: bool,
-    moved: Option<Move>,
+    moved: Option<Moves>,
 }
 
 impl Ready {
@@ -170,7 +172,8 @@ impl Builder {
             Event::Moved(tid, from_cpu) => {
                 // A thread may change its run queue while it is being woken; before, it was in none.
                 if let Some(ready) = self.ready.get_mut(&tid).filter(|ready| ready.is_awake) {
-                    ready.moved = Some(Move { at_ns, from_cpu });
+                    let last = Move { at_ns, from_cpu };
+                    ready.moved = Some(ready.moved.map_or_else(|| Moves::one(last), |moves| moves.and_then(last)));
                 }
             }
             Event::New(tid) => {

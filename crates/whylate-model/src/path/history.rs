@@ -102,6 +102,35 @@ pub struct Move {
     pub from_cpu: u32,
 }
 
+/// Migrations of a runnable thread between run queues during one wait for a CPU: the last one, and the first one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Moves {
+    /// Last migration.
+    pub last: Move,
+    /// First migration, if it is another one.
+    pub first: Option<Move>,
+    /// Whether migrations before the last one are missing: the run queue between the recorded ones is unknown.
+    pub has_gap: bool,
+}
+
+impl Moves {
+    /// Returns the moves of a thread that was migrated once.
+    pub fn one(last: Move) -> Self {
+        Moves { last, first: None, has_gap: false }
+    }
+
+    /// Returns the moves of a thread that was migrated `count` times, of which these are recorded.
+    pub fn recorded(last: Move, first: Option<Move>, count: u32) -> Self {
+        Moves { last, first, has_gap: count > 1 + u32::from(first.is_some()) }
+    }
+
+    /// Returns the moves with a later one.
+    #[must_use]
+    pub fn and_then(self, last: Move) -> Self {
+        Moves { last, first: Some(self.first.unwrap_or(self.last)), has_gap: self.has_gap || self.first.is_some() }
+    }
+}
+
 /// Waker that ended a wait, or queuer of a work item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Waker {
@@ -214,8 +243,8 @@ pub struct RunSlice {
     pub name: Name,
     /// Switch-in.
     pub entry: SwitchIn,
-    /// Last migration while the thread waited for a CPU.
-    pub moved: Option<Move>,
+    /// Migrations while the thread waited for a CPU.
+    pub moved: Option<Moves>,
     /// Time throttled by its cgroup's CPU quota since the thread was woken or preempted.
     pub throttled_ns: u64,
     /// Why the thread was stopped until it was woken, if it was.

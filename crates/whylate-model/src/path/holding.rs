@@ -2,10 +2,20 @@
 //! Attributes the time of a run slice to an actor.
 
 use super::Actor;
-use super::cursor::NOT_RECORDED;
-use super::history::Holder;
-use super::rewind::CpuState;
+use super::history::{Holder, RunSlice};
 use crate::CauseKind;
+
+/// Why an actor is unknown: nothing was recorded of the CPU.
+pub(super) const NOT_RECORDED: &str = "not recorded";
+
+/// State of one CPU at the current time.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct CpuState {
+    /// Current run slice of the CPU.
+    pub slice: RunSlice,
+    /// Time since which interrupts are known to be off, until the slice ends.
+    pub irqs_off_ns: u64,
+}
 
 /// Emits the segments of a part of a slice, as seen by the runnable thread `ready`, or by the running thread itself.
 /// Steal time is known only for the whole slice; it is spread evenly, and put at the end of the part.

@@ -1,7 +1,22 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The work items for which workers are followed, while a walk is within their waits.
 
-use super::cursor::Woken;
+use super::history::Waker;
+use crate::wait::Stop;
+
+/// The wakeup of a thread, or the queueing of a work item.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Woken {
+    pub at_ns: u64,
+    /// Waker; `None` if the wakeup was not recorded.
+    pub by: Option<Waker>,
+    pub cpu: u32,
+    pub is_of_member: bool,
+    /// The worker slept in the middle of a work item.
+    pub is_within_item: bool,
+    /// Why the thread was stopped until the wakeup, if it was.
+    pub stop: Option<Stop>,
+}
 
 /// A work item that a worker executes. Before it was queued, its wait is followed to the queuer, whatever the worker
 /// did.

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::io::{self, Read, Seek, SeekFrom, Write};
 
 use super::history::{
-    Blocked, CpuTimeline, Holder, Move, Name, Operation, Request, RunSlice, SwitchIn, SwitchOut, Waker,
+    Blocked, CpuTimeline, Holder, Move, Moves, Name, Operation, Request, RunSlice, SwitchIn, SwitchOut, Waker,
 };
 use super::timer::TimerKind;
 use crate::wait::Stop;
@@ -13,7 +13,7 @@ use crate::wait::Stop;
 /// Number of slices in a block.
 const BLOCK_SLICES: usize = 4_096;
 /// Maximum size of a packed slice in bytes.
-const MAX_SLICE_BYTES: usize = 128;
+const MAX_SLICE_BYTES: usize = 144;
 
 /// Storage of a block.
 #[derive(Debug)]
@@ -212,6 +212,9 @@ const HAS_STEAL: u8 = 1 << 5;
 const HAS_QUOTA: u8 = 1 << 4;
 const IS_MOVED: u8 = 1 << 3;
 const KIND: u8 = 7;
+/// Flags of a slice's migrations.
+const MOVES_HAVE_GAP: u8 = 1;
+const MOVED_BEFORE: u8 = 2;
 /// Flag besides the kind of an entry.
 const QUEUED: u8 = 1 << 7;
 const ENTRY_STOP_SHIFT: u8 = 4;
@@ -260,9 +263,12 @@ fn pack(slices: &[RunSlice]) -> Vec<u8> {
             to.number(slice.throttled_ns);
             to.number(slice.cgroup.map_or(0, |number| number.saturating_add(1)));
         }
-        if let Some(Move { at_ns, from_cpu }) = slice.moved {
-            to.distance(at_ns, slice.start_ns);
-            to.number(from_cpu.into());
+        if let Some(Moves { last, first, has_gap }) = slice.moved {
+            pack_move(&mut to, last, slice.start_ns);
+            to.0.push(flag(has_gap, MOVES_HAVE_GAP) | flag(first.is_some(), MOVED_BEFORE));
+            if let Some(first) = first {
+                pack_move(&mut to, first, slice.start_ns);
+            }
         }
         if !goes_on {
             pack_entry(&mut to, slice);
@@ -270,6 +276,15 @@ fn pack(slices: &[RunSlice]) -> Vec<u8> {
         }
     }
     to.0
+}
+
+fn pack_move(to: &mut Writer, of: Move, start_ns: u64) {
+    to.distance(of.at_ns, start_ns);
+    to.number(of.from_cpu.into());
+}
+
+fn unpack_move(from: &mut Reader<'_>, start_ns: u64) -> io::Result<Move> {
+    Ok(Move { at_ns: from.distance(start_ns)?, from_cpu: from.small()? })
 }
 
 fn pack_entry(to: &mut Writer, slice: &RunSlice) {
@@ -379,7 +394,10 @@ fn unpack(bytes: &[u8]) -> io::Result<Vec<RunSlice>> {
             (slice.throttled_ns, slice.cgroup) = (from.number()?, from.number()?.checked_sub(1));
         }
         if kind & IS_MOVED != 0 {
-            slice.moved = Some(Move { at_ns: from.distance(start_ns)?, from_cpu: from.small()? });
+            let last = unpack_move(&mut from, start_ns)?;
+            let flags = from.byte()?;
+            let first = (flags & MOVED_BEFORE != 0).then(|| unpack_move(&mut from, start_ns)).transpose()?;
+            slice.moved = Some(Moves { last, first, has_gap: flags & MOVES_HAVE_GAP != 0 });
         }
         slice.is_member = kind & IS_MEMBER != 0;
         if kind & GOES_ON == 0 {

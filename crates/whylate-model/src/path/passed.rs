@@ -2,8 +2,7 @@
 //! Keeps what a CPU did while threads wait for it, newest first. Each thread takes it in at once, at the end of its
 //! wait, and as sums if it is much.
 
-use super::holding::emit_slice_segments;
-use super::rewind::CpuState;
+use super::holding::{CpuState, emit_slice_segments};
 use super::{Actor, OTHERS};
 use crate::CauseKind;
 

@@ -5,21 +5,13 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use super::history::{CpuTimeline, Holder, RunSlice, SwitchOut};
+use super::holding::CpuState;
 use super::passed::{Passed, Sum};
 
 /// Maximum number of passed lanes kept in total, while threads wait for their CPUs.
 const MAX_PASSED: usize = 1 << 16;
 /// Minimum number of passed lanes for each CPU, on machines with many CPUs.
 const MIN_PASSED_OF_CPU: usize = 1 << 10;
-
-/// State of one CPU at the current time.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct CpuState {
-    /// Current run slice of the CPU.
-    pub slice: RunSlice,
-    /// Time since which interrupts are known to be off, until the slice ends.
-    pub irqs_off_ns: u64,
-}
 
 /// A change of the actor on a CPU.
 #[derive(Clone, Copy, Debug)]

@@ -10,7 +10,7 @@ mod visits;
 use proptest::prelude::*;
 
 use super::events::{Builder, Event};
-use super::history::{Blocked, Holder, Move, Name, Operation, Recorded, RunSlice, SwitchIn, SwitchOut, Waker};
+use super::history::{Blocked, Holder, Move, Moves, Name, Operation, Recorded, RunSlice, SwitchIn, SwitchOut, Waker};
 use super::timer::TimerKind;
 use super::{Names, Path, PathBuilder, PathSegment, Query, walk};
 use crate::wait::Stop;
@@ -369,7 +369,9 @@ pub(super) fn any_slice() -> impl Strategy<Value = RunSlice> {
     let stop = prop_oneof![Just(None), Just(Some(Stop::Signal)), Just(Some(Stop::Tracer)), Just(Some(Stop::Freezer))];
     let times = (0_u64..400, 0_u64..60);
     let quota = prop_oneof![Just((0, None)), (1_u64..60, prop::option::of(0_u64..3))];
-    let moved = prop::option::of((0_u64..400, 0_u32..4).prop_map(|(at_ns, from_cpu)| Move { at_ns, from_cpu }));
+    let one = || (0_u64..400, 0_u32..4).prop_map(|(at_ns, from_cpu)| Move { at_ns, from_cpu });
+    let moved = prop::option::of((one(), prop::option::of(one()), any::<bool>()))
+        .prop_map(|moved| moved.map(|(last, first, has_gap)| Moves { last, first, has_gap }));
     (times, holder, entry, exit, 0_u64..40, any::<bool>(), (quota, moved), stop).prop_map(
         |((start_ns, ns), holder, entry, exit, steal_ns, is_member, ((throttled_ns, cgroup), moved), stop)| RunSlice {
             moved,

@@ -2,6 +2,7 @@
 //! Classifies the timers that end waits, by their function in the kernel.
 
 use crate::ActorName;
+use crate::cause::TIMER;
 use crate::wait::is_sleep;
 
 /// Kind of a timer.
@@ -29,17 +30,19 @@ pub enum TimerKind {
     DiskLimit,
     /// A writer was throttled until disks keep up (`balance_dirty_pages`).
     DirtyThrottling,
+    /// A writer was throttled so that reads stay fast (writeback throttling, `wbt`).
+    WritebackThrottling,
+    /// A thread was throttled by the memory limit of its cgroup (`memory.high`), or waited for reclaim.
+    MemoryLimit,
 }
 
-/// Label of a timer of unknown purpose.
-const TIMER: &str = "timer";
 const TIMEOUT: &str = "timeout of the wait";
 /// Prefixes of culprits that are timers of a program, before the system call.
 const IN_CALL: [&str; 2] = ["timeout in ", "timer in "];
 
 impl TimerKind {
     /// The kernel's timer functions and their kinds.
-    pub const FUNCTIONS: [(&str, TimerKind); 11] = [
+    pub const FUNCTIONS: [(&str, TimerKind); 15] = [
         ("hrtimer_wakeup", TimerKind::Wakeup),
         ("process_timeout", TimerKind::Wakeup),
         ("tcp_delack_timer", TimerKind::TcpDelayedAck),
@@ -51,9 +54,13 @@ impl TimerKind {
         ("commit_timeout", TimerKind::JournalInterval),
         ("delayed_work_timer_fn", TimerKind::DelayedWork),
         ("throtl_pending_timer_fn", TimerKind::DiskLimit),
+        ("iocg_waitq_timer_fn", TimerKind::DiskLimit),
+        ("ioc_timer_fn", TimerKind::DiskLimit),
+        ("blkiolatency_timer_fn", TimerKind::DiskLimit),
+        ("blk_stat_timer_fn", TimerKind::WritebackThrottling),
     ];
 
-    const ALL: [TimerKind; 10] = [
+    const ALL: [TimerKind; 12] = [
         TimerKind::Other,
         TimerKind::Wakeup,
         TimerKind::TcpDelayedAck,
@@ -64,6 +71,8 @@ impl TimerKind {
         TimerKind::DelayedWork,
         TimerKind::DiskLimit,
         TimerKind::DirtyThrottling,
+        TimerKind::WritebackThrottling,
+        TimerKind::MemoryLimit,
     ];
 
     /// Returns the kind of a kernel function.
@@ -95,6 +104,8 @@ impl TimerKind {
             TimerKind::DelayedWork => "delay of the work item",
             TimerKind::DiskLimit => "disk limit of a cgroup",
             TimerKind::DirtyThrottling => "dirty throttling",
+            TimerKind::WritebackThrottling => "writeback throttling",
+            TimerKind::MemoryLimit => "memory limit or reclaim",
         }
     }
 
@@ -155,6 +166,9 @@ mod tests {
             (TimerKind::Other, Some("epoll_wait"), "timer in epoll_wait (sleep:7)"),
             (TimerKind::TcpRetransmission, Some("recvfrom"), "TCP retransmission"),
             (TimerKind::JournalInterval, None, "commit interval of the journal"),
+            (TimerKind::MemoryLimit, Some("mmap"), "memory limit or reclaim"),
+            (TimerKind::of_function("iocg_waitq_timer_fn"), Some("pwrite64"), "disk limit of a cgroup"),
+            (TimerKind::of_function("blk_stat_timer_fn"), Some("pwrite64"), "writeback throttling"),
         ] {
             let culprit = of(kind, via);
             assert_eq!(culprit, who);

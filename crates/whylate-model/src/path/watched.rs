@@ -11,14 +11,14 @@ const STEP: u32 = 4_096;
 pub struct Watched<'a, P> {
     /// The wrapped timeline.
     pub past: P,
-    goes_on: &'a mut dyn FnMut(u64) -> bool,
+    goes_on: &'a mut (dyn FnMut(u64) -> bool + Send),
     slices: u32,
     is_over: bool,
 }
 
 impl<'a, P: CpuTimeline> Watched<'a, P> {
     /// Wraps a timeline that has not been read yet.
-    pub fn new(past: P, goes_on: &'a mut dyn FnMut(u64) -> bool) -> Self {
+    pub fn new(past: P, goes_on: &'a mut (dyn FnMut(u64) -> bool + Send)) -> Self {
         Watched { past, goes_on, slices: 0, is_over: false }
     }
 }

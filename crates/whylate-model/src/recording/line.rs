@@ -7,7 +7,6 @@ use serde::{Deserialize, Serialize};
 
 use super::credible::is_credible;
 use crate::Snapshot;
-use crate::overview::Unmeasured;
 use crate::units::rfc3339;
 
 /// Version of the container and of the lines other than snapshots.
@@ -34,6 +33,7 @@ pub enum Line {
 
 /// Description of the recording: its contents, machine and backends.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Header {
     /// [`FORMAT`].
     pub recording: u32,
@@ -44,6 +44,7 @@ pub struct Header {
     pub whylate: String,
     /// Start of the recording, in nanoseconds since 1970 (UTC).
     #[serde(rename = "start", with = "rfc3339")]
+    #[cfg_attr(test, schemars(with = "String"))]
     pub start_unix_ns: u64,
     /// Host name of the machine.
     #[serde(default)]
@@ -79,6 +80,7 @@ pub struct Header {
 
 /// A source that measures.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Measured {
     /// Name of the source.
     pub source: String,
@@ -92,11 +94,38 @@ pub struct Measured {
     pub nothing: Option<String>,
 }
 
+/// A source that did not measure, or with limitations.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct Unmeasured {
+    /// The source's name.
+    pub source: String,
+    /// Reason.
+    pub reason: String,
+    /// The source measures, but not on all CPUs.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub leaves_cpus_out: bool,
+}
+
+impl Unmeasured {
+    /// A source that did not measure for this reason, or measures with this limitation.
+    pub fn new(source: impl Into<String>, reason: impl Into<String>) -> Self {
+        Unmeasured { source: source.into(), reason: reason.into(), leaves_cpus_out: false }
+    }
+
+    /// Returns whether the source measures, but not on all CPUs. Older recordings have only the text.
+    pub fn is_about_cpus(&self) -> bool {
+        self.leaves_cpus_out || self.reason.contains(" left out: ")
+    }
+}
+
 /// Events that the shared CPU account has lost.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Account {
     /// Time at which the counters were read.
     #[serde(rename = "at", with = "rfc3339")]
+    #[cfg_attr(test, schemars(with = "String"))]
     pub at_unix_ns: u64,
     /// Lost events by reason.
     pub lost: BTreeMap<String, u64>,
@@ -104,9 +133,11 @@ pub struct Account {
 
 /// One instant on three clocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Clock {
     /// CLOCK_REALTIME.
     #[serde(rename = "at", with = "rfc3339")]
+    #[cfg_attr(test, schemars(with = "String"))]
     pub at_unix_ns: u64,
     /// CLOCK_MONOTONIC, which other traces of the machine use.
     pub monotonic_ns: u64,
@@ -116,9 +147,11 @@ pub struct Clock {
 
 /// A gap in the recording.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Gap {
     /// Start of the gap.
     #[serde(rename = "start", with = "rfc3339")]
+    #[cfg_attr(test, schemars(with = "String"))]
     pub start_unix_ns: u64,
     /// Length of the gap; 0 if only single events are missing.
     pub duration_ns: u64,
@@ -131,9 +164,11 @@ pub struct Gap {
 
 /// End of a recording.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct End {
     /// Time of the end.
     #[serde(rename = "at", with = "rfc3339")]
+    #[cfg_attr(test, schemars(with = "String"))]
     pub at_unix_ns: u64,
 }
 

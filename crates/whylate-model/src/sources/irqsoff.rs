@@ -2,8 +2,7 @@
 //! `irqsoff`: late interrupts.
 
 use super::lost::reason;
-use super::{Card, Judged};
-use crate::merge::Merging;
+use super::{Card, Judged, Merging};
 
 /// Sections with interrupts disabled, by culprit. Late events and figures cover everything that delays an interrupt.
 pub static IRQSOFF: Card = Card {
@@ -23,7 +22,7 @@ pub static IRQSOFF: Card = Card {
         reason("cpus_full", "the file has events of more CPUs than are read (--import)"),
         reason("culprits_full", "more culprits at once than their table holds"),
         reason("events", "the kernel says in the file that it lost events (--import)"),
-        reason("looks", "a CPU went offline and came back; no NMI looks into its sections any more"),
+        reason("looks", "a CPU went offline and came back; its sections are no longer sampled by NMI"),
         reason("series_full", "the table of series was full"),
         reason(
             "stacks",

@@ -39,7 +39,7 @@ pub const SHARED_LOST: &[Reason] = &[
     ),
     reason(
         "queuers_overwritten",
-        "who queued a work item was overwritten before the item started, or the item was cancelled (--why, run)",
+        "who queued a work item was overwritten before the item started, or the item was canceled (--why, run)",
     ),
     reason(
         "requests_full",
@@ -51,7 +51,7 @@ pub const SHARED_LOST: &[Reason] = &[
     ),
     reason(
         "records_given_up",
-        "older records found no room in memory or in a file; on paths, that time is `not recorded` (run)",
+        "there was no room for older records in memory or in a file; on paths, that time is `not recorded` (run)",
     ),
     reason(
         "unseen_interrupts",

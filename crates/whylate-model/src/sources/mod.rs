@@ -4,6 +4,7 @@
 mod block;
 mod irqsoff;
 mod lost;
+mod merging;
 mod offcpu;
 mod sqpoll;
 mod timerlat;
@@ -12,13 +13,13 @@ mod wq;
 pub use block::BLOCK;
 pub use irqsoff::IRQSOFF;
 pub use lost::{Reason, SHARED_LOST};
+pub use merging::{Merging, PRESENT, sum_all};
 pub use offcpu::OFFCPU;
 pub use sqpoll::SQPOLL;
 pub use timerlat::TIMERLAT;
 pub use wq::WQ;
 
-use crate::late::SLEEPER;
-use crate::merge::{Merging, sum_all};
+use crate::late::LateKind;
 use crate::{Histogram, LateEvent, Snapshot};
 
 /// All sources, in listing order.
@@ -164,7 +165,7 @@ impl Card {
 
     /// Returns the threshold of this late event.
     pub fn judges(&self, event: &LateEvent) -> &Judged {
-        self.held_up.as_ref().filter(|_| !event.path.is_empty()).unwrap_or_else(|| self.events())
+        self.held_up.as_ref().filter(|_| event.kind() != LateKind::Latency).unwrap_or_else(|| self.events())
     }
 
     /// Returns whether this source counts the late event, and none of the sources `beside` it reports it as well.
@@ -180,7 +181,7 @@ impl Card {
     /// Returns whether the event is late: above the threshold, counted for this source, and not a wait for a sleeping
     /// thread, which may be by design.
     pub fn is_late(&self, event: &LateEvent, beside: &[&Card]) -> bool {
-        self.judges_late(event, beside) && !event.labels.contains_key(SLEEPER)
+        self.judges_late(event, beside) && event.kind() != LateKind::TimerWait
     }
 
     /// Returns all reasons for lost events, sorted by name.

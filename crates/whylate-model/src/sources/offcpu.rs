@@ -2,8 +2,7 @@
 //! `offcpu`: threads off their CPUs.
 
 use super::lost::reason;
-use super::{Card, Judged};
-use crate::merge::Merging;
+use super::{Card, Judged, Merging};
 use crate::{Histogram, Snapshot};
 
 /// Stacks of sleeping threads, and run-queue waits. 20 ms is a normal run-queue wait with five other runnable threads.
@@ -36,7 +35,8 @@ pub static OFFCPU: Card = Card {
             "holders_unmet",
             "a lock's holder has ended or is outside this PID namespace; it is not named (--blocked)",
         ),
-        reason("places_full", "the table of places was full"),
+        reason("names_full", "the names of all stacks took too much memory; stacks lack outer frames ([cut])"),
+        reason("places_full", "the table of call sites was full"),
         reason("processes_full", "the table of processes was full"),
         reason("rules_full", "there was no room for a frame's unwind rule; the stack ends in [unwound partly]"),
         reason("stacks_full", "the table of stacks was full"),

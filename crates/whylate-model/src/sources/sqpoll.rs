@@ -2,9 +2,8 @@
 //! `sqpoll`: io_uring's submission threads.
 
 use super::lost::reason;
-use super::{Card, Judged, JudgedShare, Remark};
+use super::{Card, Judged, JudgedShare, Merging, PRESENT, Remark};
 use crate::late::{ROLE, SUBMISSION_THREAD};
-use crate::merge::{Merging, PRESENT};
 use crate::sqpoll::verdicts;
 use crate::{Histogram, Series, Snapshot};
 

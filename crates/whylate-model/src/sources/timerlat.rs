@@ -2,8 +2,7 @@
 //! `timerlat`: timers and the threads that they wake.
 
 use super::lost::reason;
-use super::{Card, Judged};
-use crate::merge::Merging;
+use super::{Card, Judged, Merging};
 
 /// Lateness of timers, and run-queue waits of the threads that they wake.
 pub static TIMERLAT: Card = Card {

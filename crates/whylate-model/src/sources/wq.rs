@@ -2,9 +2,8 @@
 //! `wq`: work items.
 
 use super::lost::reason;
-use super::{Card, EventWords, Judged};
+use super::{Card, EventWords, Judged, Merging};
 use crate::late::{ROLE, WORKER};
-use crate::merge::Merging;
 
 /// Time that work items wait until a worker starts them.
 pub static WQ: Card = Card {
@@ -28,7 +27,7 @@ pub static WQ: Card = Card {
     merging: |_| Merging::Latest,
     lost: &[
         reason("buckets_full", "the memory for histograms was full"),
-        reason("cancelled", "a queued item was cancelled or armed anew; noticed when its memory is queued again"),
+        reason("cancelled", "a queued item was canceled or armed anew; noticed when its memory is queued again"),
         reason("end_unmatched", "an item ended that was not seen starting, mostly because it ran when measuring began"),
         reason("evicted", "an item that had been queued for more than 10 s had to make room for another one"),
         reason("holders", "a running item could not be recorded, so items that wait for it do not name it (--why)"),

@@ -17,6 +17,10 @@ pub(super) type ByFrame = (Frames, &'static [&'static str], WaitClass, &'static 
 /// Functions that take a per-CPU reader-writer semaphore that another thread holds for writing.
 pub(super) const FREEZE_LOCK: &[&str] = &["percpu_rwsem_wait", "__percpu_down_read", "__sb_start_write"];
 
+/// Functions that take a lock of a file that another process holds.
+pub(super) const FILE_LOCK: &[&str] =
+    &["flock_lock_inode_wait", "locks_lock_inode_wait", "posix_lock_inode_wait", "fcntl_setlk", "__break_lease"];
+
 /// Functions that start to write to a file system, and take its freeze lock.
 pub(super) const OF_FILE_SYSTEM: &[&str] = &[
     "sb_start_",
@@ -26,6 +30,7 @@ pub(super) const OF_FILE_SYSTEM: &[&str] = &[
     "do_fallocate",
     "do_truncate",
     "do_sys_ftruncate",
+    "do_ftruncate",
     "ksys_",
     "mnt_want_write",
     "__mnt_want_write",
@@ -41,6 +46,7 @@ pub(super) const OF_FILE_SYSTEM: &[&str] = &[
     "iter_file_splice_write",
     "splice_",
     "aio_write",
+    "io_submit_one",
     "io_write",
     "io_kiocb_start_write",
     "kiocb_start_write",
@@ -49,6 +55,14 @@ pub(super) const OF_FILE_SYSTEM: &[&str] = &[
     "xfs_",
     "btrfs_",
     "f2fs_",
+    "bcachefs_",
+    "bch2_page_mkwrite",
+    "bch2_write_iter",
+    "bch2_fallocate",
+    "bch2_setattr",
+    "gfs2_",
+    "nilfs_",
+    "ocfs2_",
     "ovl_",
     "jbd2_",
     "block_page_mkwrite",
@@ -116,12 +130,7 @@ pub(super) const IN_KERNEL: &[ByFrame] = &[
 
 /// Rules for waits that the program requested. The first match counts, so more specific rules come first.
 pub(super) const BY_FRAME: &[ByFrame] = &[
-    (
-        Kernel,
-        &["flock_lock_inode_wait", "locks_lock_inode_wait", "posix_lock_inode_wait", "fcntl_setlk", "__break_lease"],
-        WaitClass::Lock,
-        "waits for a file lock",
-    ),
+    (Kernel, FILE_LOCK, WaitClass::Lock, "waits for a file lock"),
     (Kernel, &["do_semtimedop", "__do_semtimedop"], WaitClass::Lock, "waits for a semaphore (System V)"),
     (
         User,
@@ -176,12 +185,22 @@ pub(super) const BY_FRAME: &[ByFrame] = &[
             "submit_bio_wait",
             "blk_",
             "blkdev_issue_",
+            "__bio_queue_enter",
             "jbd2_log_wait_commit",
+            "jbd2_log_do_checkpoint",
+            "jbd2_journal_lock_updates",
+            "wait_transaction_locked",
             "wait_on_commit",
             "balance_dirty_pages",
             "rq_qos_wait",
             "wbt_wait",
             "xlog_wait",
+            "xlog_grant_head_wait",
+            "xfs_buf_iowait",
+            "wait_current_trans",
+            "btrfs_commit_transaction",
+            "md_write_start",
+            "inode_wait_for_writeback",
             "nfs_wait",
             "wb_wait_for_completion",
         ],
@@ -260,6 +279,7 @@ pub(super) const BY_FRAME: &[ByFrame] = &[
             "fuse_dev_do_read",
             "io_wqe_worker",
             "io_wq_worker",
+            "io_sq_thread",
             "vhost_task_fn",
             "vhost_worker",
         ],
@@ -340,7 +360,6 @@ pub(super) const KERNEL_LOOPS: &[&str] = &[
     "fsnotify_mark",
     "kthread_parkme",
     "srcu_",
-    "io_sq_thread",
     "cpuhp",
     "audit_",
     "nfsd",

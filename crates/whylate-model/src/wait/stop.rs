@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 
 /// Kind of a stop. A stopped thread neither waits for what it was doing nor sleeps voluntarily.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Stop {
     /// SIGSTOP, SIGTSTP, SIGTTIN or SIGTTOU, until SIGCONT.

@@ -4,16 +4,17 @@
 
 use std::collections::BTreeSet;
 
+use whylate_model::ftrace::timeline::Trace;
 use whylate_model::ftrace::{ImportOptions, import};
 use whylate_model::import::{Imported, Names, Order};
 use whylate_model::path::history::{Name, RunSlice};
-use whylate_model::path::import::Trace;
 
 /// Tool outputs, each with the importer that reads it.
-pub const TEXTS: [(Kind, &str); 12] = [
+pub const TEXTS: [(Kind, &str); 13] = [
     (Kind::Stacks, PROCSTAT),
     (Kind::Stacks, PROCSTAT_OFFSETS),
     (Kind::Stacks, DUMP),
+    (Kind::Stacks, DUMPS_IN_A_ROW),
     (Kind::Stacks, FOLDED),
     (Kind::Trace, include_str!("../traces/tracefs.txt")),
     (Kind::Trace, include_str!("../traces/perf-script.txt")),
@@ -50,6 +51,20 @@ const DUMP: &str = "\
 [<ffffffffc02d4d51>] cv_wait_common+0x111/0x130 [compat]
 [<ffffffff8120fad5>] SyS_write+0x55/0xc0
 [<ffffffffffffffff>] 0xffffffffffffffff
+";
+/// `cat /proc/*/stack`.
+const DUMPS_IN_A_ROW: &str = "\
+[<0>] futex_wait_queue+0x6a/0xa0
+[<0>] __futex_wait+0x14e/0x1c0
+[<0>] __x64_sys_futex+0x8c/0x1d0
+[<0>] entry_SYSCALL_64_after_hwframe+0x76/0x7e
+[<0>] worker_thread+0xab/0x3a0
+[<0>] kthread+0xd2/0x100
+[<0>] ret_from_fork+0x34/0x50
+[<0>] ret_from_fork_asm+0x1a/0x30
+[<0>] do_wait+0x51/0xf0
+[<0>] kernel_wait4+0xa9/0x140
+[<0>] entry_SYSCALL_64_after_hwframe+0x76/0x7e
 ";
 const FOLDED: &str = "\
 nginx;entry_SYSCALL_64;ep_poll;schedule 12

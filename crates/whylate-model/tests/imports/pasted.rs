@@ -7,6 +7,7 @@ mod mangle;
 use std::collections::BTreeMap;
 
 use mangle::{Kind, TEXTS, WAYS, check, imported, mangle, some_lines};
+use whylate_model::sniff::{Content, sniff};
 
 /// Number of mangled texts to import, unless `WHYLATE_PASTES` is set.
 const PASTES: u64 = 600;
@@ -49,6 +50,16 @@ fn mangled_text_parses_equally_or_is_refused_or_counted() {
     assert!(same * 10 >= pastes * 7, "too few are understood: {same} of {pastes}");
 }
 
+/// Returns the kind as which a text is recognized, or why it is not.
+fn recognized(text: &str) -> Result<Kind, String> {
+    let sniffed = sniff(text.as_bytes()).map_err(|error| error.to_string())?;
+    Ok(match sniffed.content {
+        Content::Interrupts => Kind::Irqs,
+        Content::Switches => Kind::Trace,
+        Content::Stacks => Kind::Stacks,
+    })
+}
+
 /// Each single mangling is undone without a loss, unless text is missing. A line cut at the terminal's edge may be
 /// refused, as may a latency trace without its header.
 #[test]
@@ -66,11 +77,11 @@ fn undoes_each_single_mangling() {
                     continue;
                 }
                 match imported(kind, mangled.as_bytes()) {
-                    Ok(outcome) => assert!(
-                        outcome.answer == original.answer,
-                        "{name} {how}: {}:\n{mangled}",
-                        mangle::difference(&outcome.answer, &original.answer)
-                    ),
+                    Ok(outcome) => {
+                        let differs = || mangle::difference(&outcome.answer, &original.answer);
+                        assert!(outcome.answer == original.answer, "{name} {how}: {}:\n{mangled}", differs());
+                        assert_eq!(recognized(&mangled), Ok(kind), "{name} {how}:\n{mangled}");
+                    }
                     Err(why) => {
                         let is_right = match name {
                             "cut at the edge" => why.contains("wrapped"),

@@ -4,7 +4,7 @@
 #[path = "../forward/mod.rs"]
 mod forward;
 
-use whylate_model::path::import::Trace;
+use whylate_model::ftrace::timeline::Trace;
 
 /// Tolerated share of time with another label.
 const OFF: f64 = 0.02;

@@ -8,7 +8,7 @@ use std::str::{FromStr, SplitWhitespace};
 use whylate_model::path::Query;
 use whylate_model::path::budget::OutsideState;
 use whylate_model::path::history::{
-    Blocked, Holder, Move, Name, Operation, Recorded, Request, RunSlice, SwitchIn, SwitchOut, Waker,
+    Blocked, Holder, Move, Moves, Name, Operation, Recorded, Request, RunSlice, SwitchIn, SwitchOut, Waker,
 };
 use whylate_model::path::stolen::Spread;
 use whylate_model::path::timer::TimerKind;
@@ -230,7 +230,8 @@ impl Timeline {
             "moved" => {
                 let at_ns = words.time_ns();
                 words.expect("from");
-                slice.moved = Some(Move { at_ns, from_cpu: words.cpu() as u32 });
+                let last = Move { at_ns, from_cpu: words.cpu() as u32 };
+                slice.moved = Some(slice.moved.map_or_else(|| Moves::one(last), |moves| moves.and_then(last)));
             }
             "throttled-for" => slice.throttled_ns = words.duration_ns(),
             "was-stopped-by" => slice.stopped = Some(words.stop()),

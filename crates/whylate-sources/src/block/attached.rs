@@ -81,7 +81,7 @@ impl AttachedBlock {
     pub(super) fn new(options: &BlockOptions, session: &Session, backend: &'static str) -> Result<Self, AttachError> {
         let cpus = cpus::highest_possible().context("cannot list the CPUs")? + 1;
         let done_by_cpu = (MAX_DONE / cpus).max(MIN_DONE_PER_CPU).next_power_of_two();
-        let load = || Account::load(session, Timers::Heartbeats, Wakeups::ForLater);
+        let load = || Account::load(session.account(), Timers::Heartbeats, Wakeups::ForLater);
         let mut account = options.explain_over_ns.map(|_| load()).transpose()?;
         let mut open = BlockSkelBuilder::default().open(attach::open_object())?;
         configure(&mut open, options, backend)?;

@@ -93,7 +93,7 @@ pub struct BlockOptions {
     pub explain_over_ns: Option<u64>,
     /// Adds to late events the evidence from which their causes were derived.
     pub keep_evidence: bool,
-    /// PID of a process of which requests count only as competitors of others; `None` excludes none.
+    /// PID of a process that is not measured: its requests count only as competitors of others.
     pub leave_out: Option<u32>,
     /// Adds histograms of the phases, and splits `completion` from `device`, which needs programs at interrupts.
     pub phases: bool,

@@ -9,7 +9,7 @@ use libbpf_rs::{AsRawLibbpf as _, ErrorKind, MapType, ProgramType, libbpf_sys};
 
 use super::attempt::{Attempt, load_program, make_map};
 use super::{Fact, Privileges};
-use crate::source::MapKind;
+use crate::kernel::need::MapKind;
 
 const BTF_PATH: &str = "/sys/kernel/btf/vmlinux";
 const NO_BTF: &str = "boot a kernel with CONFIG_DEBUG_INFO_BTF=y";

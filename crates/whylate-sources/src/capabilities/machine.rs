@@ -2,7 +2,8 @@
 //! Version of the kernel, and the machine it runs on, from the text of its files.
 
 use super::{Fact, read_line, words};
-use crate::kernel::cpus::{self, Choice, Signs};
+use crate::kernel::cpu_choice::Choice;
+use crate::kernel::cpus::{self, Signs};
 use crate::kernel::percpu::PreemptCount;
 
 const CPUS: &str = "/sys/devices/system/cpu";

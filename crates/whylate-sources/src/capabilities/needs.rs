@@ -8,8 +8,17 @@ use std::path::Path;
 use super::bpf::{self, KernelNames};
 use super::{Bpf, Btf, Fact, Privileges, State, Tracefs, privileges};
 use crate::cpu_account;
+use crate::kernel::need::{BackendInfo, Need};
 use crate::kernel::pid_namespace;
-use crate::source::{BackendUse, Need, Source};
+
+/// Backends of a source.
+#[derive(Clone, Debug)]
+pub struct SourceBackends {
+    /// Name of the source.
+    pub name: &'static str,
+    /// Backends that attaching would choose by itself, best first, each with its needs.
+    pub backends: Vec<BackendInfo>,
+}
 
 /// Backend with which a source would measure here.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -174,15 +183,12 @@ fn named(name: &str, fact: &Fact) -> Fact {
 }
 
 /// Returns the backend that a source would use.
-pub(super) fn readiness(source: &dyn Source, evidence: &KernelFacts) -> Readiness {
-    let info = source.info();
-    // Backends that attaching would not choose by itself are left out.
-    let taken = info.backends.iter().filter(|backend| source.takes(backend.name) == BackendUse::Automatic);
-    let candidates = taken.map(|backend| {
-        let facts = source.needs(backend).iter().map(|&need| evidence.judge(need)).collect();
+pub(super) fn readiness(source: &SourceBackends, evidence: &KernelFacts) -> Readiness {
+    let candidates = source.backends.iter().map(|backend| {
+        let facts = backend.needs.iter().map(|&need| evidence.judge(need)).collect();
         (backend.name, backend.limitations, facts)
     });
-    choose(info.card.name, candidates)
+    choose(source.name, candidates)
 }
 
 /// Returns how late events would be explained.
@@ -242,45 +248,19 @@ fn worst(states: impl Iterator<Item = State>) -> State {
 
 #[cfg(test)]
 mod tests {
-    use whylate_model::sources;
-
     use super::*;
-    use crate::Session;
-    use crate::source::{AttachError, BackendInfo, CommonOptions, MapKind, Measuring, SourceInfo};
+    use crate::kernel::need::MapKind;
 
-    static INFO: SourceInfo = SourceInfo {
-        card: &sources::WQ,
-        backends: &[
-            BackendInfo {
-                name: "fentry",
-                needs: &[
-                    Need::Btf,
-                    Need::TpBtfPrograms,
-                    Need::Function("process_one_work"),
-                    Need::Map(MapKind::RingBuf),
-                ],
-                limitations: "",
-            },
-            BackendInfo {
-                name: "tracepoint",
-                needs: &[Need::TpBtfPrograms, Need::Tracepoint("workqueue:workqueue_queue_work")],
-                limitations: "requeue races are counted as lost",
-            },
-        ],
-    };
-
-    struct FakeSource;
-
-    impl Source for FakeSource {
-        fn info(&self) -> &'static SourceInfo {
-            &INFO
-        }
-
-        fn ask(&mut self, _asked: CommonOptions) {}
-
-        fn attach(&self, _session: &Session) -> Result<Measuring, AttachError> {
-            unreachable!("it is described only")
-        }
+    fn backends() -> SourceBackends {
+        let tracing =
+            &[Need::Btf, Need::TpBtfPrograms, Need::Function("process_one_work"), Need::Map(MapKind::RingBuf)];
+        let tracepoints = &[Need::TpBtfPrograms, Need::Tracepoint("workqueue:workqueue_queue_work")];
+        let limitations = "requeue races are counted as lost";
+        let backends = vec![
+            BackendInfo { name: "fentry", needs: tracing, limitations: "" },
+            BackendInfo { name: "tracepoint", needs: tracepoints, limitations },
+        ];
+        SourceBackends { name: "wq", backends }
     }
 
     fn facts(btf: Fact, names: Option<KernelNames>, tracefs: Option<&str>, tracing: Fact) -> KernelFacts {
@@ -314,7 +294,7 @@ mod tests {
 
     fn on(functions: &[&str], tracing: Fact) -> Readiness {
         let names = KernelNames::new(functions.iter().map(|&name| (name, 1)), [("btf_trace_workqueue_queue_work", 2)]);
-        readiness(&FakeSource, &facts(Fact::yes(""), Some(names), None, tracing))
+        readiness(&backends(), &facts(Fact::yes(""), Some(names), None, tracing))
     }
 
     #[test]

@@ -1,13 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Privileges of this process, and the settings that restrict it.
 
-use std::fs;
-
 use super::{Fact, State, read_line};
+use crate::kernel::credentials::in_initial_user_namespace;
 
 const LOCKDOWN: &str = "/sys/kernel/security/lockdown";
-/// `PROC_USER_INIT_INO`: the inode of the initial user namespace, the same on every kernel.
-const INITIAL_USER_NAMESPACE: &str = "user:[4026531837]";
 
 /// Bit, name, and purpose in whylate.
 const USED: [(u32, &str, &str); 10] = [
@@ -84,18 +81,11 @@ pub struct Sysctl {
     pub detail: String,
 }
 
-/// Tests whether this process has a capability that applies to the kernel as a whole.
-pub(crate) fn has(name: &str) -> bool {
-    let Privileges { in_first_user_namespace, capabilities, .. } = probe();
-    in_first_user_namespace != Some(false) && capabilities.iter().any(|one| one.name == name && one.state == State::Yes)
-}
-
 pub(super) fn probe() -> Privileges {
     let status = read_line("/proc/self/status");
-    let namespace = fs::read_link("/proc/self/ns/user");
     Privileges {
         uid: rustix::process::geteuid().as_raw(),
-        in_first_user_namespace: namespace.ok().map(|target| target.as_os_str() == INITIAL_USER_NAMESPACE),
+        in_first_user_namespace: in_initial_user_namespace(),
         capabilities: privileges(status.ok().and_then(|status| effective(&status))),
     }
 }

@@ -4,9 +4,8 @@
 use std::rc::Rc;
 
 use super::rings::Rings;
-use super::{Account, History, Stream, Timers, Wakeups};
-use crate::source::AttachError;
-use crate::source::session::Session;
+use super::{Account, History, SharedAccount, Stream, Timers, Wakeups};
+use crate::kernel::error::AttachError;
 
 /// Records the scheduling timeline of all CPUs until dropped.
 pub struct Edges {
@@ -19,8 +18,8 @@ impl Edges {
     ///
     /// # Errors
     /// Fails if the kernel refuses a BPF program.
-    pub fn attach(session: &Session) -> Result<Self, AttachError> {
-        let mut account = Account::load(session, Timers::Ticks, Wakeups::OfAll)?;
+    pub fn attach() -> Result<Self, AttachError> {
+        let mut account = Account::load(&SharedAccount::new(false, &[]), Timers::Ticks, Wakeups::OfAll)?;
         account.attach()?;
         Ok(Edges { account })
     }

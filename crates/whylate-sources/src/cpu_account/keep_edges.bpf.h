@@ -30,6 +30,8 @@ enum {
 
 enum {
 	KNOWN_TIMERS = 16,
+	/* The first of them: hrtimer_wakeup and process_timeout. */
+	GENERIC_TIMERS = 2,
 };
 
 /* Functions of timers with a known purpose; 0 behind the last one, and for those that this kernel lacks. */
@@ -171,6 +173,26 @@ static __always_inline bool is_throttled_writer(const struct task_struct *task)
 	return writer && writer->tid == (u32)task->pid && switches_before(task) - writer->switches <= 1;
 }
 
+/*
+ * Tests whether the thread sleeps within psi_memstall_enter(): over its cgroup's memory.high, or in reclaim. Unknown without CONFIG_PSI, or
+ * if PSI is off (psi=0).
+ */
+static __always_inline bool is_over_memory_limit(const struct task_struct *task)
+{
+	return bpf_core_field_exists(task->in_memstall) && task->__state & TASK_UNINTERRUPTIBLE && BPF_CORE_READ_BITFIELD(task, in_memstall);
+}
+
+/* Returns the number of the timer that wakes the thread: the special one of what throttled it, if something did. */
+static __always_inline u32 timer_for(const struct account *account, const struct task_struct *task)
+{
+	u32 timer = timer_here(account);
+
+	if (is_throttled_writer(task))
+		return DIRTY_THROTTLING;
+	/* The first two wake the thread that set them. Any other timer shows what throttled the thread, such as a disk limit during reclaim. */
+	return timer <= GENERIC_TIMERS && is_over_memory_limit(task) ? MEMORY_LIMIT : timer;
+}
+
 static __always_inline enum entry_kind kind_in_softirq(const struct account *account)
 {
 	u32 number = account->softirq - 1;
@@ -296,7 +318,7 @@ static __always_inline void keep_waking(const struct task_struct *task, bool is_
 	if (kind == ENTRY_DISK)
 		wakeup->completed = account->completed[is_in_irq(account)] - 1;
 	if (kind == ENTRY_TIMER)
-		wakeup->timer = is_throttled_writer(task) ? DIRTY_THROTTLING : timer_here(account);
+		wakeup->timer = timer_for(account, task);
 }
 
 /*
@@ -328,6 +350,14 @@ static __noinline u8 throttled_from(struct task_struct *task, u64 since_ns)
 	return filled_ns > since_ns ? short_of_ns(filled_ns - since_ns) : 0;
 }
 
+/* A runnable thread was moved from one run queue to another before it ran. */
+struct run_queue_move {
+	struct moves moves;
+	/* The interval that it starts; a different number while being written. */
+	u32 position;
+	u32 _unused;
+};
+
 /* Migrations of runnable threads before they ran. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -348,8 +378,7 @@ static __always_inline void record_move(struct account *account, u32 cpu, const 
 		return;
 	store_in_order(&move->position, ~account->written);
 	barrier();
-	move->at_ns = wakeup->moved_ns;
-	move->from_cpu = wakeup->moved_from;
+	copy_moves(&move->moves, wakeup);
 	store_in_order(&move->position, account->written);
 	account->entry.kind |= ENTRY_MOVED;
 }
@@ -389,7 +418,7 @@ static __always_inline void fill_entry(struct account *account, u32 cpu, struct 
 	entry->woken_ns = wakeup->waits_since_ns;
 	if (wakeup->throttled_by == THROTTLED_BY_QUOTA)
 		entry->throttled = throttled_from(task, entry->woken_ns);
-	if (__builtin_expect(was_moved(wakeup), 0) && wakeup->moved_from != cpu)
+	if (__builtin_expect(was_moved(wakeup), 0) && (wakeup->moved_from != cpu || wakeup->moves > 1))
 		record_move(account, cpu, wakeup);
 	if (wakeup->entry == ENTRY_PREEMPTED)
 		return;

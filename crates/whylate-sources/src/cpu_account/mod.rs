@@ -5,9 +5,12 @@
 
 mod decode;
 mod edges;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
 mod history;
 mod recent;
 mod rings;
+mod shared;
 mod slices;
 mod steps;
 mod stream;
@@ -32,6 +35,7 @@ pub(crate) use self::decode::{Windows, vector};
 pub use self::edges::Edges;
 pub use self::history::History;
 use self::rings::Rings;
+pub(crate) use self::shared::SharedAccount;
 use self::skel::types::{account, disk_request, interval, late_stack, occupancy_limits, run_queue_move, wakeup_limits};
 use self::skel::{OccupancySkel, OccupancySkelBuilder};
 pub(crate) use self::slices::stop;
@@ -40,14 +44,15 @@ pub use self::stream::Stream;
 use self::unexplained::Unexplained;
 use crate::kernel::attach::{self, PlainData, ProgramStatistics};
 use crate::kernel::cgroups;
-use crate::kernel::cpus::{self, Choice, Machine};
+use crate::kernel::cpu_choice::Choice;
+use crate::kernel::cpus::{self, Machine};
+use crate::kernel::error::AttachError;
 use crate::kernel::heartbeat::{self, Heartbeats};
 use crate::kernel::mapped::MappedArray;
+use crate::kernel::need::Need;
 use crate::kernel::percpu::{PerCpu, PreemptCount};
 use crate::kernel::pid_namespace;
 use crate::kernel::symbols::{ReadOnce, address_of, addresses_of};
-use crate::source::session::Session;
-use crate::source::{AttachError, Need};
 
 #[allow(clippy::all, clippy::unwrap_used, clippy::undocumented_unsafe_blocks, missing_docs, unsafe_code, dead_code)]
 mod skel {
@@ -207,10 +212,10 @@ struct Lost {
 impl Account {
     /// Loads the programs without attaching them. In a session with several sources, the first source loads them for
     /// all.
-    pub(crate) fn load(session: &Session, of: Timers, wakeups: Wakeups) -> Result<Self, AttachError> {
+    pub(crate) fn load(shared: &SharedAccount, of: Timers, wakeups: Wakeups) -> Result<Self, AttachError> {
         attach::require_btf()?;
-        let choice = session.cpus(&[])?;
-        let (state, is_own) = match session.account(|| AccountState::load(&choice, of, Wakeups::OfAll, true))? {
+        let choice = shared.cpus(&[])?;
+        let (state, is_own) = match shared.account(|| AccountState::load(&choice, of, Wakeups::OfAll, true))? {
             Some(state) => (state, false),
             None => (Rc::new(RefCell::new(AccountState::load(&choice, of, wakeups, false)?)), true),
         };
@@ -218,7 +223,7 @@ impl Account {
         Ok(Account { state, limitation, is_own, unexplained: None })
     }
 
-    /// Attaches the programs. If sources share them, those of `SWITCHING_PROGRAMS` wait for [`Session::begin`].
+    /// Attaches the programs. If sources share them, those of `SWITCHING_PROGRAMS` wait for [`SharedAccount::begin`].
     pub(crate) fn attach(&mut self) -> Result<(), AttachError> {
         self.state.borrow_mut().attach(self.is_own)
     }
@@ -248,6 +253,7 @@ impl Account {
                 "account_by_cpu" => &maps.account_by_cpu,
                 "intervals_by_position" => &maps.intervals_by_position,
                 "wakeup_by_tid" => &maps.wakeup_by_tid,
+                "first_move_by_tid" => &maps.first_move_by_tid,
                 "throttles_by_group" => &maps.throttles_by_group,
                 "steps_of_switch" => &maps.steps_of_switch,
                 "steps_of_waking" => &maps.steps_of_waking,
@@ -357,6 +363,7 @@ impl AccountState {
             open.maps.queued_by_work.set_max_entries(occupancy_limits::ITEMS.0)?;
         }
         open.maps.wakeup_by_tid.set_max_entries(wakeup_limits::WAKEUPS.0)?;
+        open.maps.first_move_by_tid.set_max_entries(wakeup_limits::FIRST_MOVES.0)?;
         disable_missing_tracepoints(open.open_object_mut())?;
         disable_edge_programs(open.open_object_mut(), wakeups);
         open.progs.on_hrtimer_expire_exit.set_autoload(timer_is_unannounced);

@@ -493,7 +493,6 @@ int BPF_PROG(on_sched_migrate_task, struct task_struct *task, int to_cpu)
 		wakeup->throttled_by = finds_quota_used_up(task, to_cpu) ? THROTTLED_BY_QUOTA : THROTTLED_NOT;
 		return 0;
 	}
-	wakeup->moved_from = task->thread_info.cpu;
-	wakeup->moved_ns = bpf_ktime_get_ns();
+	keep_move(wakeup, task->thread_info.cpu, bpf_ktime_get_ns());
 	return 0;
 }

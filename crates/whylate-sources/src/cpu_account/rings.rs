@@ -4,7 +4,7 @@
 use std::mem::offset_of;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-use whylate_model::path::history::{Move, Request};
+use whylate_model::path::history::{Moves, Request};
 
 use super::skel::types::{account, disk_request, interval, occupancy_limits, occupant_kind, run_queue_move};
 use super::slices::{self, Details};
@@ -154,7 +154,7 @@ impl Details for Rings {
     }
 
     /// Returns `None` if the slot was reused: the whole wait is then attributed to this CPU.
-    fn moved(&self, cpu: usize, position: u32) -> Option<Move> {
+    fn moved(&self, cpu: usize, position: u32) -> Option<Moves> {
         let index = ring_index(cpu, position, self.detail_bits());
         let read = read_slot::<run_queue_move>(&self.moves, index, offset_of!(run_queue_move, position), position);
         read.map(|of| slices::moved(&of)).or_else(|| {

@@ -3,7 +3,7 @@
 
 use whylate_model::path::events::SOFTIRQS;
 use whylate_model::path::history::{
-    Blocked, Holder, Move, Name, Operation, Request, RunSlice, SwitchIn, SwitchOut, Waker,
+    Blocked, Holder, Move, Moves, Name, Operation, Request, RunSlice, SwitchIn, SwitchOut, Waker,
 };
 use whylate_model::path::timer::TimerKind;
 use whylate_model::wait::Stop;
@@ -33,7 +33,7 @@ pub(super) trait Details {
     fn request(&self, cpu: u32, position: u32) -> Request;
 
     /// Returns the migration of the thread in the interval at this position of a CPU's ring.
-    fn moved(&self, cpu: usize, position: u32) -> Option<Move>;
+    fn moved(&self, cpu: usize, position: u32) -> Option<Moves>;
 }
 
 /// Converts the interval at `position` of a CPU, which ended at `end_ns`.
@@ -130,8 +130,10 @@ pub(crate) fn stop(number: u32) -> Option<Stop> {
 
 /// Decodes the 1-based index of a timer's function.
 fn timer(number: u32) -> TimerKind {
-    if number == occupancy_limits::DIRTY_THROTTLING.0 {
-        return TimerKind::DirtyThrottling;
+    match occupancy_limits(number) {
+        occupancy_limits::DIRTY_THROTTLING => return TimerKind::DirtyThrottling,
+        occupancy_limits::MEMORY_LIMIT => return TimerKind::MemoryLimit,
+        _ => {}
     }
     let known = (number as usize).checked_sub(1).and_then(|at| TimerKind::FUNCTIONS.get(at));
     known.map_or_else(TimerKind::default, |&(_, kind)| kind)
@@ -160,8 +162,11 @@ fn exit(left: u32) -> SwitchOut {
     }
 }
 
-pub(super) fn moved(of: &run_queue_move) -> Move {
-    Move { at_ns: of.at_ns, from_cpu: of.from_cpu }
+pub(super) fn moved(of: &run_queue_move) -> Moves {
+    let of = &of.moves;
+    let last = Move { at_ns: of.last_ns, from_cpu: of.last_from };
+    let first = (of.first_ns != 0).then_some(Move { at_ns: of.first_ns, from_cpu: of.first_from });
+    Moves::recorded(last, first, of.count)
 }
 
 pub(super) fn request(of: &disk_request) -> Request {
@@ -190,8 +195,8 @@ mod tests {
             Request { queued_ns: cpu.into(), submitter: position, ..Request::default() }
         }
 
-        fn moved(&self, cpu: usize, position: u32) -> Option<Move> {
-            Some(Move { at_ns: 50 + u64::from(position), from_cpu: cpu as u32 + 1 })
+        fn moved(&self, cpu: usize, position: u32) -> Option<Moves> {
+            Some(Moves::one(Move { at_ns: 50 + u64::from(position), from_cpu: cpu as u32 + 1 }))
         }
     }
 
@@ -233,7 +238,10 @@ mod tests {
         let entry = decoded(&of).entry;
         assert_eq!(decoded(&of).moved, None);
         of.entry.kind |= entry_kind::ENTRY_MOVED.0 as u8;
-        assert_eq!((decoded(&of).moved, decoded(&of).entry), (Some(Move { at_ns: 59, from_cpu: 4 }), entry));
+        assert_eq!(
+            (decoded(&of).moved, decoded(&of).entry),
+            (Some(Moves::one(Move { at_ns: 59, from_cpu: 4 })), entry)
+        );
         of.entry.kind = (entry_kind::ENTRY_MOVED.0 | entry_kind::ENTRY_PREEMPTED.0) as u8;
         assert_eq!(decoded(&of).entry, SwitchIn::Preempted { at_ns: 50 });
         // A new thread that was first queued on another CPU.
@@ -304,8 +312,11 @@ mod tests {
         for (number, (_, kind)) in (1..).zip(TimerKind::FUNCTIONS) {
             assert_eq!(by(number), Waker::Timer(kind));
         }
-        assert_eq!([0, 16, u32::MAX].map(by), [Waker::Timer(TimerKind::Other); 3]);
+        // As the BPF programs take them (GENERIC_TIMERS).
+        assert!(TimerKind::FUNCTIONS[..2].iter().all(|(_, kind)| *kind == TimerKind::Wakeup));
+        assert_eq!([0, 100, u32::MAX].map(by), [Waker::Timer(TimerKind::Other); 3]);
         assert_eq!(by(255), Waker::Timer(TimerKind::DirtyThrottling));
+        assert_eq!(by(254), Waker::Timer(TimerKind::MemoryLimit));
     }
 
     #[test]

@@ -11,7 +11,7 @@ use libbpf_rs::{MapCore as _, MapFlags};
 use super::skel::OccupancySkel;
 use super::skel::types::{switch_step, waking_step};
 use super::{Account, AccountState};
-use crate::source::AttachError;
+use crate::kernel::error::AttachError;
 
 /// A source's program that the account calls, by source and tracepoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

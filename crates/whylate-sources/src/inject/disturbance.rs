@@ -16,10 +16,12 @@ use anyhow::{Context, anyhow};
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
 use whylate_model::units::format_ns;
 
+pub use super::maker::Policy;
+
+use super::maker::{Made, Maker, Stop};
 use super::threads::{self, Away};
 use super::{Timestamp, hog, off, softirq};
 use crate::AttachError;
-use crate::kernel::clock::monotonic_ns;
 
 /// Minimum length of a disturbance in nanoseconds; shorter ones have no effect.
 pub const MIN_LENGTH_NS: u64 = 1_000;
@@ -50,15 +52,6 @@ pub enum Kind {
     Softirq,
     /// A thread keeps the CPU busy.
     Hog(Policy),
-}
-
-/// Scheduling policy of a hog.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Policy {
-    /// `SCHED_FIFO` of this priority: only higher priorities preempt it.
-    Fifo(u8),
-    /// `SCHED_OTHER`: it shares the CPU with other normal threads.
-    Normal,
 }
 
 impl Kind {
@@ -151,57 +144,6 @@ pub struct Report {
     pub made: Vec<Disturbance>,
     /// Whether all were made and none was cut short.
     pub complete: bool,
-}
-
-/// A stop request by the caller, or because the caller's thread has failed.
-#[derive(Clone, Copy)]
-pub(super) struct Stop<'a> {
-    asked: &'a AtomicBool,
-    failed: &'a AtomicBool,
-}
-
-impl Stop<'_> {
-    pub(super) fn is_set(self) -> bool {
-        self.asked.load(Ordering::Relaxed) || self.failed.load(Ordering::Relaxed)
-    }
-
-    /// Sleeps until `due_ns` on `CLOCK_MONOTONIC`. Returns false if stopped before.
-    pub(super) fn sleep_until(self, due_ns: u64) -> bool {
-        while !self.is_set() {
-            match due_ns.checked_sub(monotonic_ns()) {
-                None | Some(0) => return true,
-                // The caller's thread unparks this one when it sees a stop request.
-                Some(left_ns) => thread::park_timeout(Duration::from_nanos(left_ns)),
-            }
-        }
-        false
-    }
-}
-
-/// Times of one disturbance on `CLOCK_MONOTONIC`.
-#[derive(Clone, Copy)]
-pub(super) struct Made {
-    /// Start; 0 if the disturbance was stopped before it started, or ran on the wrong CPU.
-    pub(super) start_ns: u64,
-    pub(super) end_ns: u64,
-    pub(super) cpu: u32,
-    pub(super) on_cpu_ns: Option<u64>,
-}
-
-/// Makes disturbances of one kind on the CPU of its thread.
-pub(super) trait Maker {
-    /// Makes a disturbance, `lead_ns` from now.
-    fn make(&mut self, stop: Stop<'_>) -> Result<Made, AttachError>;
-
-    /// Returns the time, in nanoseconds, by which `make` has to be called before the due time.
-    fn lead_ns(&self) -> u64 {
-        0
-    }
-
-    /// Returns the map in which another thread stores a 1 to cut the current disturbance short.
-    fn cut(&self) -> Result<Option<MapHandle>, AttachError> {
-        Ok(None)
-    }
 }
 
 /// Message from the thread on the disturbed CPU to the caller's thread.
@@ -324,9 +266,11 @@ fn run_there(
         if made.start_ns == 0 {
             break;
         }
-        let _ = messages.send(Message::Made(made));
         // If the machine made it longer than planned, leave as much time to other threads.
         due_ns = (made.start_ns + plan.every_ns).max(made.end_ns + plan.length_ns);
+        // Sending the message takes CPU time. Wait, so that it does not prolong the disturbance.
+        stop.sleep_until((made.end_ns + plan.length_ns / 2).min(due_ns.saturating_sub(maker.lead_ns())));
+        let _ = messages.send(Message::Made(made));
     }
     Ok(())
 }

@@ -6,7 +6,7 @@ use std::io;
 use anyhow::anyhow;
 use rustix::time::{ClockId, clock_gettime};
 
-use super::disturbance::{Made, Maker, Policy, Stop};
+use super::maker::{Made, Maker, Policy, Stop};
 use super::threads;
 use crate::AttachError;
 use crate::kernel::clock::monotonic_ns;

@@ -6,6 +6,7 @@ pub mod file_load;
 mod hog;
 mod limit;
 mod loop_device;
+mod maker;
 mod off;
 pub mod requests;
 mod reserve;

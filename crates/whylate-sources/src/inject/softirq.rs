@@ -7,7 +7,7 @@ use anyhow::{Context, anyhow};
 use libbpf_rs::MapHandle;
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 
-use super::disturbance::{Made, Maker, Stop};
+use super::maker::{Made, Maker, Stop};
 use super::threads::Urgent;
 use super::{call, read_shared};
 use crate::AttachError;

@@ -18,10 +18,10 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use io_uring::{IoUring, opcode, types};
-use rustix::thread::{CpuSet, sched_setaffinity};
 
 use crate::kernel::clock::monotonic_ns;
-use crate::kernel::priority::{become_fifo, favour, remedy};
+use crate::kernel::priority::{become_fifo, favour, remedy, run_on};
+use crate::kernel::proc;
 
 /// Maximum number of rings that share one submission thread.
 pub const MAX_RINGS: usize = 8;
@@ -209,7 +209,7 @@ fn own_sq_threads() -> io::Result<BTreeSet<u32>> {
     let mut found = BTreeSet::new();
     for task in fs::read_dir("/proc/self/task")? {
         let task = task?;
-        let is_one = fs::read_to_string(task.path().join("comm")).is_ok_and(|name| name.starts_with("iou-sqp-"));
+        let is_one = proc::text(task.path().join("comm")).is_ok_and(|name| name.starts_with("iou-sqp-"));
         found.extend(task.file_name().to_str().and_then(|tid| tid.parse::<u32>().ok()).filter(|_| is_one));
     }
     Ok(found)
@@ -246,9 +246,7 @@ struct Worker {
 impl Worker {
     fn run(&mut self) -> io::Result<()> {
         if let Some(cpu) = self.plan.app_cpu {
-            let mut only = CpuSet::new();
-            only.set(cpu as usize);
-            sched_setaffinity(None, &only)?;
+            run_on(&[cpu])?;
         }
         match self.plan.urgent {
             // Both threads: the weights within a cgroup (or session) share its CPU time.

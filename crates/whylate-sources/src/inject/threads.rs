@@ -12,22 +12,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, anyhow};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
 
-use crate::kernel::priority::{become_fifo, become_normal};
+use crate::kernel::priority::{become_fifo, become_normal, run_on};
 
 /// Time limit for the busy threads to start.
 const LOAD_START: Duration = Duration::from_secs(2);
 /// Rounds of spinning between two reads of the clock, some microseconds.
 const SPINS: u32 = 10_000;
-
-/// Restricts the calling thread to these CPUs.
-pub(super) fn run_on(cpus: &[u32]) -> io::Result<()> {
-    let mut set = CpuSet::new();
-    for &cpu in cpus {
-        let index = usize::try_from(cpu).ok().filter(|&index| index < CpuSet::MAX_CPU);
-        set.set(index.ok_or(io::ErrorKind::InvalidInput)?);
-    }
-    Ok(sched_setaffinity(None, &set)?)
-}
 
 /// Returns the online CPUs that the calling thread may run on. Leaves its affinity at all of them.
 fn usable_cpus() -> io::Result<Vec<u32>> {

@@ -29,6 +29,8 @@ struct account {
 	u64 executed;
 	/* Maximum number of items that were queued and not started, as seen at the end of each batch. */
 	u64 at_once;
+	/* Sum of the times from the queueing of each item to the start of its handler. */
+	u64 wait_total_ns;
 	u64 busy_total_ns;
 	u64 busy_max_ns;
 	/* Read before the first item is queued, so no item is queued earlier. */
@@ -43,6 +45,7 @@ struct account account = {};
 
 struct item {
 	struct bpf_wq wq;
+	u64 queued_ns;
 	/* Queued and not started. bpf_wq_start() on a pending item is silently dropped by the kernel. */
 	u32 pending;
 };
@@ -78,6 +81,7 @@ static int run_item(void *map, int *key, void *value)
 	u64 start_ns = bpf_ktime_get_ns();
 	u64 end_ns;
 
+	__sync_fetch_and_add(&account.wait_total_ns, start_ns - item->queued_ns);
 	/* The kernel clears its own pending bit before it calls a handler: from here on the item can be queued again. */
 	item->pending = 0;
 	__sync_fetch_and_add(&account.started, 1);
@@ -125,6 +129,7 @@ static long queue_item(u32 slot, void *context)
 	if (item->pending)
 		return 0;
 	item->pending = 1;
+	item->queued_ns = bpf_ktime_get_ns();
 	if (bpf_wq_start(&item->wq, 0)) {
 		item->pending = 0;
 		return 1;

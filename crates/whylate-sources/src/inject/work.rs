@@ -16,6 +16,7 @@ use super::threads::{self, Load, Urgent};
 use super::{Timestamp, call, read_shared};
 use crate::AttachError;
 use crate::kernel::attach::{require_btf, silence_libbpf};
+use crate::kernel::priority::run_on;
 
 #[allow(clippy::all, clippy::unwrap_used, clippy::undocumented_unsafe_blocks, missing_docs, unsafe_code, dead_code)]
 mod skel {
@@ -119,6 +120,8 @@ pub struct Report {
     pub cpu: u32,
     /// Maximum number of items that were pending at a time.
     pub at_once: u64,
+    /// Total time from the queueing of each item to the start of its handler, as the handlers measured it.
+    pub wait_total_ns: u64,
     /// Total run time of the handlers, as they measured it.
     pub busy_total_ns: u64,
     /// Longest run time of a handler, as it measured it.
@@ -177,7 +180,7 @@ fn run_here(plan: &Plan, here: u32, stop: &AtomicBool) -> Result<Report, AttachE
     let queued = work.queue(plan.items, &over)?;
     // A thread that wakes up often delays the workers of its CPU, on a loaded one for seconds.
     if !others.is_empty() {
-        threads::run_on(&others).context("cannot move to another CPU")?;
+        run_on(&others).context("cannot move to another CPU")?;
     }
     let complete = queued && work.wait(plan.items, &over)?;
     drop(load);
@@ -270,6 +273,7 @@ impl Work<'_> {
             executed: account.executed,
             cpu,
             at_once: account.at_once,
+            wait_total_ns: account.wait_total_ns,
             busy_total_ns: account.busy_total_ns,
             busy_max_ns: account.busy_max_ns,
             first_queue: timestamp(account.first_queue_ns),

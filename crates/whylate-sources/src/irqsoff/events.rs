@@ -169,7 +169,7 @@ impl Attached for AttachedEvents {
 #[cfg(feature = "fuzzing")]
 pub(crate) mod fuzzing {
     use super::*;
-    use crate::fuzzing::with_names;
+    use crate::cpu_account::fuzzing::with_names;
 
     /// Decodes a section with the kernel's names of the functions at its ends.
     pub fn sections(bytes: &[u8]) {

@@ -254,7 +254,7 @@ impl Attached for AttachedMarks {
 #[cfg(feature = "fuzzing")]
 pub(crate) mod fuzzing {
     use super::*;
-    use crate::fuzzing::with_names;
+    use crate::cpu_account::fuzzing::with_names;
 
     /// Decodes the record of a thread that ignored a reschedule request.
     pub fn kept_cpus(bytes: &[u8]) {

@@ -16,7 +16,8 @@ use libbpf_rs::libbpf_sys::{
 use libbpf_rs::{OpenObject, RingBuffer};
 use whylate_model::{Probe, Snapshot};
 
-use crate::source::AttachError;
+use crate::kernel::error::AttachError;
+use crate::kernel::proc;
 
 /// BTF of the running kernel; without it no program can be relocated.
 pub const KERNEL_BTF: &str = "/sys/kernel/btf/vmlinux";
@@ -237,7 +238,7 @@ pub(crate) fn errno_of(error: &libbpf_rs::Error) -> Option<i32> {
 
 /// Tests for CAP_SYS_ADMIN, or CAP_BPF and CAP_PERFMON: what tracing programs need (5.8).
 pub(crate) fn may_load_programs() -> bool {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let status = proc::text("/proc/self/status").unwrap_or_default();
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     let Some(capabilities) = effective.and_then(|digits| u64::from_str_radix(digits.trim(), 16).ok()) else {
         return false;

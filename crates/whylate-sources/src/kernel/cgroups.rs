@@ -19,6 +19,7 @@ use by_handle::ByHandle;
 pub(crate) use frozen::is_frozen;
 
 use crate::kernel::first_thread;
+use crate::kernel::proc;
 
 /// Maximum memory of known paths, in bytes. A user with a delegated subtree can create cgroups without end.
 const MAX_PATH_BYTES: usize = 4 << 20;
@@ -199,7 +200,7 @@ pub(crate) fn are_of_v1() -> bool {
 
 /// Returns the path of the calling thread's cgroup in a hierarchy.
 pub(crate) fn own_path(hierarchy: &Hierarchy) -> std::io::Result<String> {
-    let text = fs::read_to_string("/proc/thread-self/cgroup")?;
+    let text = proc::text("/proc/thread-self/cgroup")?;
     let controller = if hierarchy.is_of_v1 { Some(BLKIO) } else { None };
     let path = text.lines().find_map(|line| path_in_hierarchy(line, controller));
     Ok(path.ok_or(std::io::ErrorKind::NotFound)?.to_owned())
@@ -222,7 +223,7 @@ pub fn id_of(path: &str) -> std::io::Result<u64> {
 /// Returns how long the cgroup of a process and its ancestors have been throttled so far, over all CPUs, by path.
 pub fn throttled_ns(process: u32) -> Vec<(String, u64)> {
     let shown = first_thread::shown_as(process);
-    let (Some(root), Ok(own)) = (mounted(), fs::read_to_string(format!("/proc/{shown}/cgroup"))) else {
+    let (Some(root), Ok(own)) = (mounted(), proc::text(format!("/proc/{shown}/cgroup"))) else {
         return Vec::new();
     };
     let controller = are_of_v1().then_some(CPU);
@@ -263,7 +264,7 @@ fn mounted_of_v1(controller: &str) -> Option<PathBuf> {
 
 /// Returns the mount point of a file system, by its type and options.
 fn mount_of(is_it: impl Fn(&str, &str) -> bool) -> Option<PathBuf> {
-    mount_in(&fs::read_to_string("/proc/self/mounts").ok()?, is_it)
+    mount_in(&proc::text("/proc/self/mounts").ok()?, is_it)
 }
 
 fn mount_in(mounts: &str, is_it: impl Fn(&str, &str) -> bool) -> Option<PathBuf> {

@@ -1,12 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The CPUs of this machine, and their kind.
 
-mod choice;
-
 use std::io;
-
-pub use choice::{Choice, Reason};
-pub(crate) use choice::{Rules, allowed_of};
 
 use crate::kernel::percpu::PreemptCount;
 
@@ -24,6 +19,11 @@ pub fn highest_possible() -> io::Result<u32> {
 /// Fails if the kernel's list cannot be read.
 pub fn online() -> io::Result<Vec<u32>> {
     read("online")
+}
+
+/// Parses a thread's `status` (proc_pid_status(5)).
+pub(crate) fn allowed_of(status: &str) -> Option<Vec<u32>> {
+    numbers(status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?)
 }
 
 /// Returns the steal time of a CPU since boot, rounded to [`stolen_tick_ns`] (proc_stat(5)); 0 if the kernel does not
@@ -47,15 +47,8 @@ fn stolen_ticks(stat: &str, cpu: u32) -> Option<u64> {
     words.nth(8)?.parse().ok()
 }
 
-/// Returns online CPUs that this process may use, and that are not isolated (`isolcpus`, `nohz_full`, cpusets).
-///
-/// # Errors
-/// Fails if the kernel does not list them.
-pub fn usable() -> io::Result<Vec<u32>> {
-    Ok(Rules::here()?.usable(&online()?))
-}
-
-fn read(which: &str) -> io::Result<Vec<u32>> {
+/// Reads one of the kernel's lists of CPUs.
+pub(crate) fn read(which: &str) -> io::Result<Vec<u32>> {
     let text = std::fs::read_to_string(format!("/sys/devices/system/cpu/{which}"))?;
     numbers(&text).ok_or_else(|| io::Error::other(format!("the kernel's list of {which} CPUs makes no sense")))
 }

@@ -3,6 +3,7 @@
 
 #![allow(unsafe_code)]
 
+use std::fs;
 use std::io;
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
@@ -12,6 +13,9 @@ use rustix::thread::{
     CapabilitySet, CapabilitySets, capabilities, set_capabilities, set_thread_groups, set_thread_res_gid,
     set_thread_res_uid,
 };
+
+/// `PROC_USER_INIT_INO`: the inode of the initial user namespace, the same on every kernel.
+const INITIAL_USER_NAMESPACE: &str = "user:[4026531837]";
 
 /// User and groups of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,6 +32,18 @@ pub struct Credentials {
 pub fn may_change_user() -> bool {
     let needed = CapabilitySet::SETUID | CapabilitySet::SETGID;
     capabilities(None).is_ok_and(|sets| sets.effective.contains(needed))
+}
+
+/// Tests whether this process may raise the priority of its threads (`CAP_SYS_NICE`).
+pub(crate) fn may_raise_priority() -> bool {
+    let has = capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_NICE));
+    has && in_initial_user_namespace() != Some(false)
+}
+
+/// Tests whether this process is in the initial user namespace: in another one, its capabilities do not apply to the
+/// kernel as a whole. `None` if unknown.
+pub(crate) fn in_initial_user_namespace() -> Option<bool> {
+    fs::read_link("/proc/self/ns/user").ok().map(|target| target.as_os_str() == INITIAL_USER_NAMESPACE)
 }
 
 /// Keeps this process's inheritable and ambient capabilities from the programs that it executes. The process itself

@@ -12,7 +12,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use crate::kernel::cpus::{self, Choice};
+use crate::kernel::cpu_choice::Choice;
+use crate::kernel::cpus;
 use crate::kernel::perf_event::{self, EVERY_THREAD, PERF_EVENT_IOC_DISABLE, PERF_EVENT_IOC_ENABLE};
 use crate::kernel::symbols::address_of;
 

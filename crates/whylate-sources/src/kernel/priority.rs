@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Scheduling policies of threads (sched(7)).
+//! Scheduling policies and CPU affinity of threads (sched(7)).
 #![allow(unsafe_code)]
 
 use std::io;
 
-use crate::capabilities;
+use rustix::thread::{CpuSet, sched_setaffinity};
+
+use crate::kernel::credentials::may_raise_priority;
 
 fn set_policy(policy: libc::c_int, priority: libc::c_int) -> io::Result<()> {
     // SAFETY: `sched_param` is made of integers, for which zero is a value.
@@ -25,7 +27,7 @@ pub(crate) fn become_fifo(priority: u8) -> io::Result<()> {
 /// Returns the remedy if the kernel does not permit a real-time priority: a cgroup may have no runtime for such threads
 /// (CONFIG_RT_GROUP_SCHED), whatever the privileges.
 pub(crate) fn remedy() -> &'static str {
-    if capabilities::has("CAP_SYS_NICE") {
+    if may_raise_priority() {
         "the cgroup has no time for real-time threads: raise its cpu.rt_runtime_us or run in the root cgroup"
     } else {
         "run as root or grant CAP_SYS_NICE"
@@ -44,4 +46,14 @@ pub(crate) fn favour(tid: u32) -> io::Result<()> {
 /// Gives the calling thread the default policy.
 pub(crate) fn become_normal() -> io::Result<()> {
     set_policy(libc::SCHED_OTHER, 0)
+}
+
+/// Restricts the calling thread to these CPUs. Fails if there is no such CPU.
+pub(crate) fn run_on(cpus: &[u32]) -> io::Result<()> {
+    let mut set = CpuSet::new();
+    for &cpu in cpus {
+        let index = usize::try_from(cpu).ok().filter(|&index| index < CpuSet::MAX_CPU);
+        set.set(index.ok_or(io::ErrorKind::InvalidInput)?);
+    }
+    Ok(sched_setaffinity(None, &set)?)
 }

@@ -11,7 +11,7 @@ use whylate_model::ActorName;
 
 use crate::kernel::cpus;
 use crate::kernel::pid_namespace;
-use crate::sqpoll::numbers;
+use crate::kernel::proc::{self, numbers};
 
 /// A kernel thread (include/linux/sched.h).
 const PF_KTHREAD: u64 = 0x0020_0000;
@@ -59,7 +59,7 @@ fn ran_since(before: &BTreeMap<PathBuf, ThreadState>, during: Duration) -> std::
         let ran_ns = now.thread.ran_ns.saturating_sub(before.map_or(0, |before| before.ran_ns));
         let mut cpus = now.thread.cpus;
         cpus.extend(before.iter().flat_map(|before| &before.cpus));
-        let status = || fs::read_to_string(path.join("status")).ok();
+        let status = || proc::text(path.join("status")).ok();
         (ran_ns > 0 || now.is_runnable).then(|| RealtimeThread {
             ran_ns,
             cpus,
@@ -80,7 +80,17 @@ pub(crate) fn busy_cpus(of: &[u32]) -> std::io::Result<BTreeMap<u32, String>> {
     }
     let mut ran = ran_since(&before, WATCHED)?;
     ran.retain(|thread| !measures(&thread.name));
-    Ok(occupied_by(&ran, of, WATCHED))
+    let mut occupied = occupied_by(&ran, of, WATCHED);
+    // A thread that is bound to one CPU has it to itself, also while it sleeps for longer than that.
+    for (path, seen) in before.iter().filter(|(_, seen)| seen.thread.ran_ns > 0) {
+        let allowed = proc::text(path.join("status")).ok().and_then(|status| cpus::allowed_of(&status));
+        if let Some([cpu]) = allowed.as_deref().filter(|_| of.len() > 1)
+            && of.contains(cpu)
+        {
+            occupied.entry(*cpu).or_insert_with(|| format!("{} ({})", seen.thread.name, seen.thread.policy));
+        }
+    }
+    Ok(occupied)
 }
 
 /// Returns which of these CPUs the threads occupy. A thread that may use all of them is migrated when it has to wait,
@@ -130,7 +140,7 @@ fn all() -> std::io::Result<BTreeMap<PathBuf, ThreadState>> {
         for tid in numbers(&tasks).unwrap_or_default() {
             let directory = tasks.join(tid.to_string());
             let Some((name, policy, is_runnable, cpu)) =
-                fs::read_to_string(directory.join("stat")).ok().and_then(|text| realtime(&text))
+                proc::text(directory.join("stat")).ok().and_then(|text| realtime(&text))
             else {
                 continue;
             };

@@ -9,7 +9,7 @@ use std::time::Duration;
 use libbpf_rs::{MapCore, RingBuffer, RingBufferBuilder};
 
 use crate::kernel::attach;
-use crate::source::AttachError;
+use crate::kernel::error::AttachError;
 
 /// Records as programs wrote them, in order.
 pub(crate) struct Records {

@@ -298,7 +298,7 @@ impl KernelSymbols {
         self.shared.borrow_mut().list_if_old();
     }
 
-    /// Ends a span of this source: code that is named next ran since `began_ns` (CLOCK_MONOTONIC).
+    /// Ends a span of the source: the names resolved next are of code that ran since `began_ns` (CLOCK_MONOTONIC).
     pub(crate) fn span_ended(&self, source: &'static str, began_ns: u64) {
         self.shared.borrow_mut().span_ended(source, began_ns);
     }

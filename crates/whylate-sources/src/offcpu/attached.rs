@@ -6,20 +6,18 @@ use std::thread;
 use std::time::Duration;
 
 use whylate_model::snapshot::Sleeper;
-use whylate_model::thread::{ActorName, number};
-use whylate_model::wait::{Classes, InFlight, State, WaitEvidence, classify};
-use whylate_model::{Labels, LateEvent, Series, Snapshot, Stack, WaitClass};
+use whylate_model::wait::is_for_file_lock;
+use whylate_model::{ActorName, LateEvent, Series, Snapshot, Stack, WaitClass};
 
+use super::file_locks::FileLocks;
 use super::holders::{self, Holders};
 use super::named::StackNamer;
-use super::names::{Frames, TORN, UNREAD, UNREADABLE, UNWOUND_PARTLY};
-use super::places::PlaceDelta;
 use super::sampler::{Met, SampledInterval, Sampler};
-use super::skel::types::{place_key, thread_now, thread_state, user_end};
+use super::skel::types::{thread_now, thread_state};
 use super::walk_timer::WalkTimer;
 use super::watchdog::Worker;
-use super::{INFO, OffcpuOptions, TRACE, state, submitted, tracers};
-use crate::kernel::attach::{self, Meter, PlainData};
+use super::{INFO, OffcpuOptions, TRACE, tracers};
+use crate::kernel::attach::{Meter, PlainData};
 use crate::kernel::clock;
 use crate::kernel::pid_namespace;
 use crate::source::session::Session;
@@ -38,6 +36,8 @@ pub struct AttachedOffcpu {
     /// `None` if a CPU budget sets the rate.
     rate_hz: Option<u32>,
     backend: &'static str,
+    /// Whether holders are looked up.
+    has_holders: bool,
     /// Limitations of this backend on this machine.
     limitations: Option<String>,
 }
@@ -64,6 +64,7 @@ impl AttachedOffcpu {
             met: Met::default(),
             rate_hz: options.budget_ppm.is_none().then_some(options.rate_hz),
             backend,
+            has_holders: options.holders,
             limitations: (!limitations.is_empty()).then(|| limitations.join("; ")),
         })
     }
@@ -78,6 +79,7 @@ impl AttachedOffcpu {
     fn stacks(&mut self, interval: &SampledInterval) -> (Vec<Stack>, u64, Vec<Sleeper>) {
         let mut stacks = self.namer.stacks(interval);
         let mut holders = Holders::new(&interval.holders, self.namer.kernel());
+        let mut file_locks = None;
         let mut ages: HashMap<usize, Vec<u64>> = HashMap::new();
         let mut unseen_holders = 0;
         for (place, thread) in &interval.threads {
@@ -85,6 +87,13 @@ impl AttachedOffcpu {
             // With `by_thread`, a stack belongs to one thread.
             stacks[*place].waits_for = holders.chain_of(thread.tid);
             unseen_holders += u64::from(holders.is_holder_unseen(thread.tid));
+            let stack = &mut stacks[*place];
+            if self.has_holders && stack.waits_for.is_none() && is_for_file_lock(&stack.kernel) {
+                let pid = stack.labels.get("pid").and_then(|pid| pid.parse().ok());
+                let locks = file_locks.get_or_insert_with(FileLocks::read);
+                stack.waits_for = pid.and_then(|pid| locks.chain_of(pid));
+                unseen_holders += u64::from(stack.waits_for.is_none());
+            }
         }
         let uninterruptible = uninterruptible(interval, &stacks);
         for (place, ages) in ages {
@@ -125,92 +134,6 @@ fn rounded_age_ns(age_ns: u64) -> u64 {
     if age_ns < 1_000_000_000 { age_ns } else { age_ns - age_ns % 1_000_000 }
 }
 
-/// Strips the suffixes that compilers add to the names of parts and clones of functions.
-pub(super) fn plain(name: &str) -> &str {
-    const CLONE_SUFFIXES: [&str; 6] = [".isra.", ".constprop.", ".part.", ".cold", ".llvm.", ".lto_priv."];
-    // An address that belonged to two functions over time has both names.
-    if !name.contains('.') || name.contains(" or ") {
-        return name;
-    }
-    let end = CLONE_SUFFIXES.iter().filter_map(|suffix| name.find(suffix)).filter(|&at| at > 0).min();
-    &name[..end.unwrap_or(name.len())]
-}
-
-pub(super) fn user_frames(
-    key: &place_key,
-    addresses: &[u64],
-    names: &HashMap<(u32, u64, bool), Frames>,
-) -> Vec<String> {
-    let mut user: Vec<String> = addresses
-        .iter()
-        .enumerate()
-        .flat_map(|(depth, &address)| {
-            let frames = names.get(&(key.process, address, depth == 0));
-            frames.cloned().unwrap_or_else(|| vec![format!("{address:#x}")])
-        })
-        .collect();
-    match user_end(key.user_end.into()) {
-        user_end::USER_PARTLY => user.push(UNWOUND_PARTLY.to_owned()),
-        user_end::USER_TORN => user.push(TORN.to_owned()),
-        user_end::USER_UNREAD => user.push(UNREAD.to_owned()),
-        user_end::USER_UNREADABLE => user.push(UNREADABLE.to_owned()),
-        _ => {}
-    }
-    user
-}
-
-/// Labels of the thread and process of a stack.
-pub(super) fn labels_of(key: &place_key, process: Option<&(u32, String)>) -> Labels {
-    let mut labels: Labels = [("thread".to_owned(), attach::text(&key.comm))].into();
-    if let Some((pid, name)) = process {
-        labels.insert("process".to_owned(), name.clone());
-        labels.insert("pid".to_owned(), number(*pid));
-    }
-    if key.tid != 0 {
-        labels.insert("tid".to_owned(), number(key.tid));
-    }
-    if key.is_kernel != 0 {
-        labels.insert("kernel".to_owned(), "yes".to_owned());
-    }
-    labels
-}
-
-pub(super) fn stack_of(
-    place: &PlaceDelta,
-    [kernel, user]: [Vec<String>; 2],
-    process: Option<&(u32, String)>,
-    cgroup: Option<String>,
-    classes: &Classes,
-) -> Stack {
-    let (key, sum) = (&place.key, place.sum);
-    let state = state::from_number(key.state);
-    let syscall = crate::kernel::syscalls::name(key.syscall);
-    let seen = WaitEvidence {
-        state,
-        in_iowait: key.in_iowait != 0,
-        is_kernel: key.is_kernel != 0,
-        syscall: syscall.as_deref(),
-        kernel: &kernel,
-        user: &user,
-        in_flight: process.map_or(InFlight::Unknown, |(pid, _)| submitted::in_flight(*pid, &kernel)),
-    };
-    let wait = classify(&seen, classes);
-    let mut labels = labels_of(key, process);
-    labels.extend(syscall.map(|call| ("syscall".to_owned(), call)));
-    labels.extend(cgroup.map(|path| ("cgroup".to_owned(), path)));
-    Stack {
-        labels,
-        state: state.letter().to_string(),
-        samples: sum.samples,
-        weight_ns: sum.ns,
-        waits: sum.waits,
-        wait: (state != State::Other || !kernel.is_empty()).then_some(wait),
-        kernel,
-        user,
-        ..Stack::default()
-    }
-}
-
 impl Attached for AttachedOffcpu {
     fn snapshot(&mut self) -> anyhow::Result<Snapshot> {
         self.namer.kernel().list_code();
@@ -228,6 +151,7 @@ impl Attached for AttachedOffcpu {
         }
         *snapshot.lost.entry("unread_files".to_owned()).or_default() += unread;
         snapshot.lost.insert("holders_unmet".to_owned(), unseen_holders);
+        snapshot.lost.insert("names_full".to_owned(), self.namer.take_cut());
         self.meter.report(interval.statistics, &mut snapshot);
         self.met = interval.met;
         let rate_hz = match self.rate_hz {
@@ -280,21 +204,4 @@ mod plain {
     unsafe impl PlainData for stack_value {}
     // SAFETY: an integer.
     unsafe impl PlainData for u32 {}
-}
-
-#[cfg(test)]
-mod tests {
-    use super::plain;
-
-    #[test]
-    fn strips_clone_suffixes() {
-        for (name, shown) in [
-            ("sigsuspend.isra.0", "sigsuspend"),
-            ("poll_schedule_timeout.constprop.0.isra.1", "poll_schedule_timeout"),
-            ("futex_wait", "futex_wait"),
-            ("0xffffffff81000000", "0xffffffff81000000"),
-        ] {
-            assert_eq!(plain(name), shown);
-        }
-    }
 }

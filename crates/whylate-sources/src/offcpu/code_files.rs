@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 
 use super::elf::Elf;
 use super::mappings::Mapping;
-use super::names::Frames;
 use super::remote_files::{Identity, RemoteFiles};
 
 /// Maximum bytes cached of all files, and with file names and lines.
@@ -24,6 +23,9 @@ const UNUSED: Duration = Duration::from_secs(10);
 const NAMED_WITHIN: Duration = Duration::from_secs(3);
 /// Number of files from which files that no process maps any more are removed.
 const MIN_FILES_BEFORE_CLEANUP: usize = 1024;
+
+/// The function at an address, and before it those that the compiler has inlined there, innermost first.
+pub(super) type Frames = Vec<String>;
 
 /// An executable file.
 #[derive(Default)]

@@ -15,6 +15,7 @@ use object::elf::{ProgramHeader64, SectionHeader64};
 use object::read::elf::{FileHeader as _, ProgramHeader as _, SectionHeader as _};
 use rustix::fs::{MemfdFlags, memfd_create};
 
+use super::nesting::{Section, is_moderate};
 use super::rules::{BP_KEPT, Rule};
 use super::skel::types::rule_base;
 
@@ -57,6 +58,8 @@ pub(super) struct Elf {
     debug_path: Option<PathBuf>,
     /// Sections with symbols, and lines; `None` if they could not be read, or are too large.
     names: Option<Compressed>,
+    /// Debug information and its abbreviations, if lines are read.
+    debug: Option<[Section; 2]>,
 }
 
 /// Parts of a file, compressed: symbols take a tenth of their size.
@@ -127,7 +130,7 @@ impl Elf {
         let Some(strings) = sections.get(usize::from(header.e_shstrndx.get(endian).0)) else {
             // Without sections there is no unwind information.
             let unwind = Unwind::ByFramePointers;
-            return Some(Elf { length, segments, unwind, debug_path: None, names: None });
+            return Some(Elf { length, segments, unwind, debug_path: None, names: None, debug: None });
         };
         let strings = read(file, strings.sh_offset(endian), strings.sh_size(endian), MAX_HEADERS)?;
         let name_of = |section: &SectionHeader64<Endianness>| {
@@ -185,7 +188,15 @@ impl Elf {
         }
         let max = if with_lines { MAX_LINES } else { MAX_NAMES };
         let names = if debug_path.is_some() { Some(Compressed::default()) } else { Compressed::read(file, names, max) };
-        Some(Elf { length, segments, unwind, debug_path, names })
+        let debug = with_lines.then(|| {
+            [".debug_info", ".debug_abbrev"].map(|name| {
+                let section = find(name)?;
+                let is_compressed = section.sh_flags(endian).0 & object::elf::SHF_COMPRESSED.0 != 0;
+                Some(Section { offset: section.sh_offset(endian), bytes: section.sh_size(endian), is_compressed })
+            })
+        });
+        let debug = debug.and_then(|[info, abbreviations]| Some([info?, abbreviations?]));
+        Some(Elf { length, segments, unwind, debug_path, names, debug })
     }
 
     /// Returns the memory that this takes, in bytes.
@@ -218,7 +229,10 @@ impl Elf {
         // Parts that are not copied read as zeros.
         copy.set_len(self.length).ok()?;
         names.decompress(&copy).ok()?;
-        Some(SymbolSource::Copy(copy))
+        // Its owner cannot change the copy any more.
+        let has_lines =
+            self.debug.as_ref().is_some_and(|[info, abbreviations]| is_moderate(&copy, info, abbreviations));
+        Some(SymbolSource::Copy { copy, has_lines })
     }
 
     /// Returns the address of a file offset, as the file's program headers assign it.
@@ -274,7 +288,11 @@ impl Elf {
 /// Location of a file's symbols.
 pub(super) enum SymbolSource {
     DebugFile(PathBuf),
-    Copy(File),
+    /// `has_lines`: its debug information is safe to follow.
+    Copy {
+        copy: File,
+        has_lines: bool,
+    },
 }
 
 /// Returns an entry of `.eh_frame` (CIE or FDE) with its length field; `None` if it is longer than any compiler writes.
@@ -451,7 +469,7 @@ mod tests {
     #[test]
     fn symbolizes_from_private_copy() {
         let elf = opened(&own_program());
-        let Some(SymbolSource::Copy(copy)) = elf.names() else { panic!("it has names of its own") };
+        let Some(SymbolSource::Copy { copy, .. }) = elf.names() else { panic!("it has names of its own") };
         let program = fs::metadata(own_program()).expect("there").len();
         assert_eq!(copy.metadata().expect("there").len(), program);
         let path = format!("/proc/self/fd/{}", copy.as_raw_fd());

@@ -6,15 +6,14 @@ use std::fs::File;
 
 use whylate_model::wait::Classes;
 
-use super::attached::{plain, stack_of, user_frames};
 use super::elf::Elf;
 use super::mappings::MapsLine;
 use super::mounts::Mounts;
 use super::perf_map;
-use super::places::{PlaceDelta, Sum, Woken, can_be_woken, woken};
+use super::places::{PlaceDelta, Sum, Woken, can_be_woken, frames_of, woken};
 use super::proc;
-use super::sampler::frames_of;
 use super::skel::types::{place_key, process_value, stack_value};
+use super::stack::{plain, stack_of, user_frames};
 use crate::kernel::attach::{read_plain, text};
 
 /// Number of offsets per segment at which the unwind rule is looked up.

@@ -9,14 +9,14 @@ use libbpf_rs::{Btf, Link, MapCore, ReferencesType as _};
 use whylate_model::ActorName;
 use whylate_model::holders::{Chain, Holder, Lock, MAX_LINKS, Thread, chain};
 
-use super::attached::plain;
-use super::sampler::iterate;
 use super::skel::OffcpuSkel;
 use super::skel::types::{holder_now, holders_walk, lock_kind, rodata};
+use super::stack::plain;
 use super::state;
 use crate::kernel::attach::{self, read_plain};
 use crate::kernel::symbols::{self, KernelSymbols};
 use crate::kernel::syscalls;
+use crate::kernel::thread_iterator::iterate;
 use crate::source::AttachError;
 
 /// Function of the work item that wakes a thread in `flush_work()`.

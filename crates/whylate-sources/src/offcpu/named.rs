@@ -8,17 +8,18 @@ use std::collections::{BTreeSet, HashMap};
 use std::mem::{replace, take};
 use std::sync::Arc;
 
-use whylate_model::name::cut;
+use whylate_model::name::{CUT, cut};
 use whylate_model::wait::Classes;
 use whylate_model::{Stack, Waker, WokenBy};
 
 use super::INFO;
-use super::attached::{labels_of, plain, stack_of, user_frames};
-use super::names::{FrameNames, Frames};
+use super::code_files::Frames;
+use super::names::FrameNames;
 use super::places::{PlaceDelta, Sum, Woken};
 use super::process::Process;
 use super::sampler::SampledInterval;
 use super::skel::types::place_key;
+use super::stack::{labels_of, plain, stack_of, user_frames};
 use crate::kernel::cgroups::{Cgroups, is_unknown};
 use crate::kernel::symbols::KernelSymbols;
 
@@ -30,6 +31,8 @@ pub(super) struct StackNamer {
     generation: u32,
     /// Generation of the kernel's symbols that named `cache`.
     symbols: u64,
+    /// Number of stacks without some outer frames, since it was taken.
+    cut: u64,
     /// Stacks of the last snapshot, by index in the BPF table.
     cache: HashMap<u32, CachedStack>,
 }
@@ -60,6 +63,28 @@ fn shorten(stack: &mut Stack, room: &mut usize) {
     }
 }
 
+/// Bytes that the names of all stacks of a snapshot may take.
+const MAX_NAMES: usize = 24 << 20;
+
+/// Drops outer frames that exceed the remaining `room`. Returns whether there were any.
+fn fit(stack: &mut Stack, room: &mut usize) -> bool {
+    let of_waker = stack.waker.iter_mut().flat_map(|waker| [&mut waker.kernel, &mut waker.user]);
+    let mut is_cut = false;
+    for frames in [&mut stack.kernel, &mut stack.user].into_iter().chain(of_waker) {
+        let mut kept = 0;
+        for name in frames.iter() {
+            let Some(left) = room.checked_sub(size_of::<String>() + name.len()) else { break };
+            (*room, kept) = (left, kept + 1);
+        }
+        if kept < frames.len() {
+            frames.truncate(kept);
+            frames.push(CUT.to_owned());
+            is_cut = true;
+        }
+    }
+    is_cut
+}
+
 /// Returns the memory of the waiter's process, and of the waker's.
 fn memory_of<'a>(place: &PlaceDelta, interval: &'a SampledInterval) -> [Option<&'a Arc<Process>>; 2] {
     let of = |key: &place_key| interval.memory.get(&key.process);
@@ -85,11 +110,16 @@ impl CachedStack {
 impl StackNamer {
     pub(super) fn new(lines: bool, kernel: KernelSymbols, classes: Classes) -> Self {
         let (names, cgroups) = (FrameNames::new(lines, kernel), Cgroups::default());
-        StackNamer { names, classes, cgroups, generation: 0, symbols: 0, cache: HashMap::new() }
+        StackNamer { names, classes, cgroups, generation: 0, symbols: 0, cut: 0, cache: HashMap::new() }
     }
 
     pub(super) fn kernel(&mut self) -> &mut KernelSymbols {
         &mut self.names.kernel
+    }
+
+    /// Returns the number of stacks without some outer frames, since the last call.
+    pub(super) fn take_cut(&mut self) -> u64 {
+        take(&mut self.cut)
     }
 
     /// Returns the stacks, in the order of `interval.places`.
@@ -124,11 +154,12 @@ impl StackNamer {
             new().flat_map(PlaceDelta::keys).flat_map(|key| frames(key.kernel_stack)).copied().collect();
         self.names.kernel.look_up_all(&addresses);
         let mut stacks = Vec::with_capacity(known.len());
-        let mut room = MAX_LONG_NAMES;
+        let (mut room, mut room_of_all) = (MAX_LONG_NAMES, MAX_NAMES);
         for (place, known) in interval.places.iter().zip(known) {
             let is_new = known.is_none();
             let mut known = known.unwrap_or_else(|| self.name(place, interval, &user));
             shorten(&mut known.stack, &mut room);
+            self.cut += u64::from(fit(&mut known.stack, &mut room_of_all));
             let Sum { ns, samples, waits } = place.sum;
             stacks.push(Stack { samples, weight_ns: ns, waits, ..known.stack.clone() });
             if known.is_lasting() && (is_whole || !is_new) {

@@ -12,7 +12,7 @@ use blazesym::symbolize::source::{Elf as ElfSource, Source};
 use blazesym::symbolize::{CodeInfo, Input, Sym, Symbolized, Symbolizer};
 use whylate_model::name::{bounded, into_bounded};
 
-use super::code_files::CodeFile;
+use super::code_files::{CodeFile, Frames};
 use super::elf::{Elf, SymbolSource};
 use super::process::{Code, Process};
 use crate::kernel::clock;
@@ -30,9 +30,6 @@ pub(super) const UNREADABLE: &str =
     if cfg!(target_arch = "x86_64") { "[not a 64-bit program]" } else { "[user frames not read]" };
 /// Frame of a process that exited before its mappings were read.
 const EXITED: &str = "[exited]";
-
-/// The function at an address, and before it those that the compiler has inlined there, innermost first.
-pub(super) type Frames = Vec<String>;
 
 /// The maximum number of inlined functions at one address. A file may describe any number, and recordings reject stacks of
 /// more than 4,096 frames.
@@ -67,6 +64,8 @@ struct FileSymbolizer {
     bytes: u64,
     used: Instant,
     symbolizer: Symbolizer,
+    /// Looks up lines and inlined functions.
+    lines: bool,
     names: PathBuf,
     is_address: bool,
     /// Keeps `names`, a path below /proc/self/fd, valid.
@@ -165,17 +164,18 @@ impl FrameNames {
         let mut open_file = match self.symbolizers.iter().position(is_it) {
             Some(index) => self.symbolizers.remove(index),
             None => {
-                let (names, is_address, copy) = match elf.names()? {
-                    SymbolSource::DebugFile(path) => (path, true, None),
-                    SymbolSource::Copy(copy) => {
-                        (format!("/proc/self/fd/{}", copy.as_raw_fd()).into(), false, Some(copy))
+                let (names, is_address, copy, has_lines) = match elf.names()? {
+                    SymbolSource::DebugFile(path) => (path, true, None, true),
+                    SymbolSource::Copy { copy, has_lines } => {
+                        (format!("/proc/self/fd/{}", copy.as_raw_fd()).into(), false, Some(copy), has_lines)
                     }
                 };
+                let lines = self.lines && has_lines;
                 // Lines and inlined functions take 100 times as long.
-                let builder = Symbolizer::builder().enable_code_info(self.lines).enable_inlined_fns(self.lines);
+                let builder = Symbolizer::builder().enable_code_info(lines).enable_inlined_fns(lines);
                 let symbolizer = builder.enable_demangling(false).build();
                 let (elf, bytes) = (Arc::downgrade(elf), elf.names_bytes());
-                FileSymbolizer { elf, bytes, used: Instant::now(), symbolizer, names, is_address, _copy: copy }
+                FileSymbolizer { elf, bytes, used: Instant::now(), symbolizer, lines, names, is_address, _copy: copy }
             }
         };
         open_file.used = Instant::now();
@@ -191,14 +191,13 @@ impl FrameNames {
 
     /// Symbolizes offsets of a file.
     fn symbolize(&mut self, elf: &Arc<Elf>, shown: &str, offsets: &[u64]) -> Vec<Frames> {
-        let lines = self.lines;
         let unknown = |offset: &u64| vec![format!("{shown}+{offset:#x}")];
-        let Some(FileSymbolizer { symbolizer, names: file, is_address, .. }) = self.open(elf) else {
+        let Some(&FileSymbolizer { ref symbolizer, lines, names: ref file, is_address, .. }) = self.open(elf) else {
             return offsets.iter().map(unknown).collect();
         };
         // An offset without an address is in no function.
         let addresses: Vec<u64>;
-        let input = if *is_address {
+        let input = if is_address {
             addresses = offsets.iter().map(|&offset| elf.address_of(offset).unwrap_or(0)).collect();
             Input::VirtOffset(addresses.as_slice())
         } else {

@@ -10,7 +10,6 @@ use libbpf_rs::MapCore;
 use whylate_model::WokenBy;
 use whylate_model::wait::State;
 
-use super::sampler::frames_of;
 use super::skel::OffcpuMaps;
 use super::skel::types::{place_key, process_value, stack_value, wait_key, waker};
 use super::state;
@@ -169,4 +168,9 @@ pub(super) fn woken(by: u32, keys: &HashMap<u32, place_key>) -> Woken {
             keys.get(&(number - waker::WAKER_THREADS.0)).map_or(Woken::By(WokenBy::Unseen), |&key| Woken::Thread(key))
         }
     }
+}
+
+/// Returns the frames of a stack, innermost first.
+pub(super) fn frames_of(stack: &stack_value) -> &[u64] {
+    &stack.frames[..(stack.length as usize).min(stack.frames.len())]
 }

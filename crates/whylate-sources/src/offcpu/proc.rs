@@ -13,7 +13,7 @@ use whylate_model::import::kernel_frame;
 use whylate_model::wait::{Classes, InFlight, State, WaitEvidence, classify};
 use whylate_model::{LateEvent, Series, Snapshot, Stack};
 
-use super::attached::plain;
+use super::stack::plain;
 use super::walk_timer::WalkTimer;
 use super::watchdog::Worker;
 use super::{INFO, KernelThreads, OffcpuOptions, PROC};

@@ -3,7 +3,7 @@
 //! exits.
 
 use std::collections::{BTreeMap, HashMap};
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, BufReader};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -20,6 +20,7 @@ use super::skel::types::{offcpu_limits, rule_base, unknown_frame};
 use super::watchdog::Reader;
 use crate::kernel::clock;
 use crate::kernel::first_thread;
+use crate::kernel::proc;
 
 /// A process of which user stacks are unwound.
 #[derive(Clone, Default)]
@@ -452,11 +453,14 @@ fn is_alive(tgid: u32) -> bool {
     Path::new(&format!("/proc/{tgid}")).exists()
 }
 
-/// Returns the real UID of a process; 0 if it has exited.
+/// UID of a process that cannot be read. No user has it, so the process takes no room from another user's processes.
+const UNKNOWN_USER: u32 = u32::MAX;
+
+/// Returns the real UID of a process; [`UNKNOWN_USER`] if it has exited.
 fn user_of(tgid: u32) -> u32 {
-    let status = fs::read_to_string(format!("/proc/{tgid}/status")).unwrap_or_default();
+    let status = proc::text(format!("/proc/{tgid}/status")).unwrap_or_default();
     let user = status.lines().find_map(|line| line.strip_prefix("Uid:"));
-    user.and_then(|users| users.split_whitespace().next()?.parse().ok()).unwrap_or(0)
+    user.and_then(|users| users.split_whitespace().next()?.parse().ok()).unwrap_or(UNKNOWN_USER)
 }
 
 /// Error of memory that is unresponsive.
@@ -533,6 +537,7 @@ fn caller_of(rule: Rule, sp: u64, bp: u64, mut word: impl FnMut(u64) -> Option<u
 #[cfg(test)]
 mod tests {
     use std::fmt::Write as _;
+    use std::fs;
 
     use super::*;
     use crate::kernel::first_thread::tests::Headless;

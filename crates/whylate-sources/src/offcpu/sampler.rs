@@ -3,7 +3,6 @@
 
 mod sampled_interval;
 
-use std::io::{ErrorKind, Read};
 use std::mem::offset_of;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
@@ -11,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
-use libbpf_rs::{Iter, Link, MapCore};
+use libbpf_rs::{Link, MapCore};
 
 pub(super) use sampled_interval::SampledInterval;
 
@@ -19,7 +18,7 @@ use super::holders;
 use super::places::{Sum, Tables};
 use super::process::Processes;
 use super::rules::Rules;
-use super::skel::types::{bss, lost_reason, offcpu_limits, place_sum, rodata, stack_value, unknown_frame};
+use super::skel::types::{bss, lost_reason, offcpu_limits, place_sum, rodata, unknown_frame};
 use super::skel::{OffcpuSkel, OffcpuSkelBuilder};
 use super::walk_timer::WalkTimer;
 use super::{CallGraph, KernelThreads, OffcpuOptions};
@@ -30,6 +29,7 @@ use crate::kernel::mapped::MappedArray;
 use crate::kernel::percpu::PreemptCount;
 use crate::kernel::pid_namespace;
 use crate::kernel::symbols;
+use crate::kernel::thread_iterator::iterate;
 use crate::source::AttachError;
 
 /// Every reason for a lost sample, with its name in the output. The enum in `settings.bpf.h` explains them.
@@ -455,11 +455,6 @@ impl Sampler {
     }
 }
 
-/// Returns the frames of a stack, innermost first.
-pub(super) fn frames_of(stack: &stack_value) -> &[u64] {
-    &stack.frames[..(stack.length as usize).min(stack.frames.len())]
-}
-
 /// Returns the number of threads of the machine; 0 if unknown.
 fn threads() -> u32 {
     std::fs::read_to_string("/proc/loadavg").ok().and_then(|load| super::choice::threads_of(&load)).unwrap_or(0) as u32
@@ -469,21 +464,6 @@ fn threads() -> u32 {
 fn records_for(threads: u32) -> u32 {
     let (min, max) = (offcpu_limits::MIN_RECORDS.0, offcpu_limits::MAX_RECORDS.0);
     threads.saturating_mul(4).clamp(min, max).next_power_of_two()
-}
-
-/// Runs an iterator over all threads, and passes on its output.
-pub(crate) fn iterate(link: &Link, mut each: impl FnMut(&[u8])) -> anyhow::Result<()> {
-    let mut iterator = Iter::new(link).context("cannot walk over the threads")?;
-    let mut buffer = vec![0; 32 << 10];
-    loop {
-        match iterator.read(&mut buffer) {
-            Ok(0) => return Ok(()),
-            Ok(bytes) => each(&buffer[..bytes]),
-            // EAGAIN after a million threads since the last read, or a signal.
-            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
-            Err(error) => return Err(error).context("cannot walk over the threads"),
-        }
-    }
 }
 
 fn configure(settings: &mut rodata, options: &OffcpuOptions) -> Result<(), AttachError> {

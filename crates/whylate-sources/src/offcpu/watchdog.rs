@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow};
 
+use crate::kernel::proc;
 use crate::source::AttachError;
 
 /// Timeout of a blocked reader thread that does not run once. Disks answer within a tenth of it. It is halved for each
@@ -49,7 +50,7 @@ fn own_status_path() -> StatusPath {
 
 /// Reads the state and context switches of a worker; `None` if they cannot be read, `Some(None)` while it is runnable.
 fn progress_of(status_path: &StatusPath) -> Option<Option<Vec<String>>> {
-    let status = fs::read_to_string(status_path.as_ref()?).ok()?;
+    let status = proc::text(status_path.as_ref()?).ok()?;
     let is_relevant = |line: &&str| line.starts_with("State:") || line.contains("_ctxt_switches:");
     let progress: Vec<String> = status.lines().filter(is_relevant).map(str::to_owned).collect();
     Some((!progress.first()?.contains('R')).then_some(progress))

@@ -12,7 +12,7 @@ use self::skel::types::thread_asleep;
 use crate::kernel::attach::{self, PlainData};
 use crate::kernel::clock;
 use crate::kernel::pid_namespace;
-use crate::offcpu::iterate;
+use crate::kernel::thread_iterator::iterate;
 
 #[allow(missing_docs, unsafe_code, clippy::all, clippy::unwrap_used, clippy::undocumented_unsafe_blocks)]
 mod skel {

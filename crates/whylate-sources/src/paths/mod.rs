@@ -4,6 +4,7 @@
 mod asleep;
 mod names;
 mod program;
+mod ran;
 mod recorder;
 mod stopped;
 

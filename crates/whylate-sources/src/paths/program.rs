@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
+use crate::kernel::proc;
 use crate::kernel::{attach, first_thread, pid_namespace, syscalls};
 
 /// Shown for all threads of a process that dumps core.
@@ -73,7 +74,7 @@ impl Program {
             for task in fs::read_dir(format!("{directory}/task")).into_iter().flatten().flatten() {
                 let tid = number(&task.file_name()).filter(|tid| Some(*tid) != exited && !known.contains_key(tid));
                 let Some(tid) = tid else { continue };
-                let of_thread = |file| fs::read_to_string(task.path().join(file)).unwrap_or_default();
+                let of_thread = |file| proc::text(task.path().join(file)).unwrap_or_default();
                 let thread_name = of_thread("comm").trim_end_matches('\n').to_owned();
                 let is_kernel = is_of_kernel(&of_thread("stat"));
                 // `running` if the thread is runnable; -1 if it is outside a system call.
@@ -99,12 +100,25 @@ impl Program {
         let own = std::process::id();
         for entry in fs::read_dir("/proc")? {
             let Some(process) = number(&entry?.file_name()).filter(|&process| process != own) else { continue };
-            let name = fs::read_to_string(format!("/proc/{process}/comm"));
+            let name = proc::text(format!("/proc/{process}/comm"));
             if name.is_ok_and(|name| self.has(process, name.trim_end_matches('\n'))) {
                 return Ok(true);
             }
         }
         Ok(false)
+    }
+
+    /// Returns the number of child processes that are left out because a single process was chosen. Counts only children
+    /// of its first thread, where servers start them. Returns 0 if the kernel does not list children
+    /// (`CONFIG_PROC_CHILDREN`).
+    pub fn children(&self) -> u64 {
+        let Program::Process(process) = self else { return 0 };
+        let listed = fs::read_to_string(format!("/proc/{process}/task/{process}/children")).unwrap_or_default();
+        let has_exited = |pid: &&str| {
+            let stat = proc::text(format!("/proc/{pid}/stat")).unwrap_or_default();
+            stat.rsplit_once(") ").is_none_or(|(_, fields)| fields.starts_with(['Z', 'X']))
+        };
+        listed.split_whitespace().filter(|pid| !has_exited(pid)).count() as u64
     }
 
     fn has(&self, process: u32, name: &str) -> bool {
@@ -113,7 +127,7 @@ impl Program {
             Program::Name(wanted) => is_same_name(wanted, name),
             Program::Cgroup(wanted) => {
                 let shown = first_thread::shown_as(process);
-                let cgroups = fs::read_to_string(format!("/proc/{shown}/cgroup")).unwrap_or_default();
+                let cgroups = proc::text(format!("/proc/{shown}/cgroup")).unwrap_or_default();
                 let mut paths = cgroups.lines().filter_map(|line| line.splitn(3, ':').nth(2));
                 paths.any(|path| is_within(path, wanted))
             }
@@ -147,7 +161,7 @@ fn number(name: &std::ffi::OsStr) -> Option<u32> {
 
 /// Returns a thread's nice value or real-time priority as text; `None` if the thread has exited.
 pub fn priority(tid: u32) -> Option<String> {
-    let stat = fs::read_to_string(format!("/proc/{tid}/stat")).ok()?;
+    let stat = proc::text(format!("/proc/{tid}/stat")).ok()?;
     // Names may contain a closing parenthesis. Fields: proc(5); the first after the name is the third.
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
     let field = |number: usize| fields.get(number - 3)?.parse::<i64>().ok();
@@ -162,6 +176,10 @@ pub fn priority(tid: u32) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::io;
+
+    use rustix::process::{Signal, kill_process};
+
     use super::*;
 
     #[test]
@@ -198,5 +216,23 @@ mod tests {
     fn describes_priorities() {
         assert!(priority(std::process::id()).is_some_and(|text| text.starts_with("nice ")));
         assert_eq!(priority(u32::MAX), None);
+    }
+
+    #[test]
+    fn children_of_a_shell_are_counted() {
+        // The first line says that the child was started.
+        let mut shell = std::process::Command::new("sh");
+        shell.args(["-c", "sleep 60 & echo $!; wait"]).stdout(std::process::Stdio::piped());
+        let mut shell = shell.spawn().expect("a shell");
+        let mut line = String::new();
+        let _ = io::BufRead::read_line(&mut io::BufReader::new(shell.stdout.take().expect("a pipe")), &mut line);
+        let children = Program::Process(shell.id()).children();
+        let has_list = fs::exists(format!("/proc/{0}/task/{0}/children", shell.id())).unwrap_or(false);
+        for pid in [line.trim().parse().ok(), i32::try_from(shell.id()).ok()].into_iter().flatten() {
+            let _ = rustix::process::Pid::from_raw(pid).map(|pid| kill_process(pid, Signal::KILL));
+        }
+        let _ = shell.wait();
+        assert_eq!(children, u64::from(has_list));
+        assert_eq!(Program::Name("sh".to_owned()).children(), 0);
     }
 }

@@ -14,6 +14,7 @@ use whylate_model::path::stolen::Spread;
 
 use super::asleep::Asleep;
 use super::names::PathNames;
+use super::ran::RanThreads;
 use crate::cpu_account::{Edges, Stream};
 use crate::kernel::attach::silence_libbpf;
 use crate::kernel::symbols::ReadOnce;
@@ -47,6 +48,9 @@ pub struct Recorder {
     births: Births,
     asleep: Asleep,
     deaths: Vec<(u32, u64)>,
+    ran: RanThreads,
+    /// Start of the span that is explained.
+    span_from_ns: u64,
     lost: BTreeMap<String, u64>,
     names: PathNames,
 }
@@ -74,7 +78,7 @@ impl Recorder {
         silence_libbpf();
         let _once = ReadOnce::begin();
         let session = Session::of_one();
-        let edges = Edges::attach(&session)?;
+        let edges = Edges::attach()?;
         let stream = edges.stream().context("the account keeps no wakeups")?;
         let cpus = cpus::highest_possible().context("cannot list the CPUs")? + 1;
         let file = DIRECTORIES.iter().find_map(|directory| unnamed_file(Path::new(directory)).ok());
@@ -93,6 +97,8 @@ impl Recorder {
             births: Births::default(),
             asleep,
             deaths: Vec::new(),
+            ran: RanThreads::default(),
+            span_from_ns: u64::MAX,
             lost: BTreeMap::new(),
             names,
         })
@@ -111,7 +117,7 @@ impl Recorder {
 
     fn take_in_by(&mut self, read: Read, until_ns: u64) {
         let (past, births, asleep) = (&mut self.past, &mut self.births, &mut self.asleep);
-        let deaths = &mut self.deaths;
+        let (deaths, ran, span_from_ns) = (&mut self.deaths, &mut self.ran, self.span_from_ns);
         read(&mut self.stream, until_ns, &mut |cpu, slice| {
             births.add(&slice);
             asleep.add(&slice);
@@ -121,8 +127,22 @@ impl Recorder {
                     false => births.lost += 1,
                 }
             }
+            if slice.end_ns > span_from_ns {
+                ran.add(&slice);
+            }
             past.push(cpu, slice);
         });
+    }
+
+    /// Sets the start of the span that will be explained: what threads did before it is not looked at.
+    pub fn span_begins(&mut self, at_ns: u64) {
+        self.span_from_ns = at_ns;
+    }
+
+    /// Returns whether the recording shows why the thread is stopped, if it is: the thread ran in the span, and no
+    /// tracer stopped it. Who the tracer is, the recording does not show.
+    pub fn shows_stop(&self, tid: u32) -> bool {
+        self.ran.ran_untraced(tid)
     }
 
     /// Ends the recording at `until_ns`, which must be in the past.

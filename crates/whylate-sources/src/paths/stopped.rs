@@ -2,12 +2,12 @@
 //! Threads that are stopped now, and by what, from `/proc`.
 
 use std::collections::HashMap;
-use std::fs;
 
 use whylate_model::path::history::Name;
 use whylate_model::wait::Stop;
 
 use crate::kernel::cgroups;
+use crate::kernel::proc;
 
 /// Stop of a thread, and the tracer that keeps it stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,27 +26,32 @@ pub struct StoppedThreads {
 }
 
 impl StoppedThreads {
-    /// Returns what keeps a thread of a process stopped; `None` for one that is not.
-    pub fn why_stopped(&mut self, process: u32, tid: u32) -> Option<Stopped> {
-        let stat = fs::read_to_string(format!("/proc/{process}/task/{tid}/stat")).ok()?;
+    /// Returns what keeps a thread of a process stopped; `None` for one that is not. Of a thread that the recording
+    /// shows running (`is_recorded`), only a freezer is looked up: any other stop is in the recording.
+    pub fn why_stopped(&mut self, process: u32, tid: u32, is_recorded: bool) -> Option<Stopped> {
+        if is_recorded && !self.is_frozen(process) {
+            return None;
+        }
+        let stat = proc::text(format!("/proc/{process}/task/{tid}/stat")).ok()?;
         // The name may contain a closing parenthesis.
         match stat.rsplit_once(") ")?.1.chars().next()? {
             'T' => Some(Stopped { stop: Stop::Signal, tracer: None }),
             't' => Some(Stopped { stop: Stop::Tracer, tracer: tracer_of(tid) }),
             // A frozen thread keeps the state of what it was doing.
-            _ => {
-                let is_frozen = *self.is_frozen.entry(process).or_insert_with(|| cgroups::is_frozen(process));
-                is_frozen.then_some(Stopped { stop: Stop::Freezer, tracer: None })
-            }
+            _ => self.is_frozen(process).then_some(Stopped { stop: Stop::Freezer, tracer: None }),
         }
+    }
+
+    fn is_frozen(&mut self, process: u32) -> bool {
+        *self.is_frozen.entry(process).or_insert_with(|| cgroups::is_frozen(process))
     }
 }
 
 /// Returns the TID and name of the thread's tracer, such as a debugger, if it has one that is visible here.
 pub(crate) fn tracer_of(tid: u32) -> Option<(u32, Name)> {
-    let status = fs::read_to_string(format!("/proc/{tid}/status")).ok()?;
+    let status = proc::text(format!("/proc/{tid}/status")).ok()?;
     let tracer = status.lines().find_map(|line| line.strip_prefix("TracerPid:"))?.trim().parse().ok()?;
-    let name = fs::read_to_string(format!("/proc/{tracer}/comm")).ok()?;
+    let name = proc::text(format!("/proc/{tracer}/comm")).ok()?;
     (tracer != 0).then(|| (tracer, Name::new(name.trim_end_matches('\n'))))
 }
 
@@ -57,7 +62,7 @@ mod tests {
     #[test]
     fn running_thread_is_not_stopped_and_has_no_tracer() {
         let own = std::process::id();
-        assert_eq!(StoppedThreads::default().why_stopped(own, own), None);
+        assert_eq!(StoppedThreads::default().why_stopped(own, own, false), None);
         assert_eq!(tracer_of(u32::MAX), None);
     }
 }

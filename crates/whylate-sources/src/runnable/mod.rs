@@ -16,6 +16,7 @@ use anyhow::Context as _;
 use libbpf_rs::skel::{OpenSkel as _, SkelBuilder as _};
 use whylate_model::blame::{self, Evidence, RunnableEvidence};
 use whylate_model::late::{CGROUP, ROLE, SUBMISSION_THREAD, WORKER};
+use whylate_model::path::history::{Move, Moves};
 use whylate_model::thread::{self, ActorName};
 use whylate_model::{Labels, LateEvent, Occupancy, Snapshot};
 
@@ -90,7 +91,7 @@ pub(crate) struct Waits {
 
 impl Waits {
     pub(crate) fn attach(wanted: &WaitSelection, session: &Session) -> Result<Self, AttachError> {
-        let mut account = Account::load(session, Timers::Heartbeats, Wakeups::OfAll)?;
+        let mut account = Account::load(session.account(), Timers::Heartbeats, Wakeups::OfAll)?;
         let mut open = RunnableSkelBuilder::default().open(attach::open_object())?;
         let settings = open.maps.rodata_data.as_mut().context("the BPF object has no settings")?;
         settings.explain_over_ns = wanted.explain_over_ns;
@@ -196,14 +197,17 @@ pub(crate) fn event_of(
     keep_evidence: bool,
 ) -> Option<LateEvent> {
     let record = padded_record(bytes)?;
-    let before = match record.moved_ns {
-        0 => None,
-        moved_ns => {
-            let until_ns = moved_ns.saturating_add(LATE_INTERRUPT_NS).min(record.running_ns);
-            account.recent_intervals(record.moved_from, record.runnable_ns..until_ns, MAX_INTERVALS_BEFORE, symbols)
-        }
+    let moves = moves(&record);
+    let first = moves.and_then(|moves| moves.first);
+    let last = moves.filter(|moves| !moves.has_gap).map(|moves| moves.last);
+    let mut queued_until = |moved: Option<Move>, from_ns: u64| {
+        let Move { at_ns, from_cpu } = moved?;
+        let until_ns = at_ns.saturating_add(LATE_INTERRUPT_NS).min(record.running_ns);
+        account.recent_intervals(from_cpu, from_ns..until_ns, MAX_INTERVALS_BEFORE, symbols)
     };
-    late_event(bytes, before, &mut account.windows(), symbols, keep_evidence)
+    let at_first = queued_until(first, record.runnable_ns);
+    let before = queued_until(last, first.map_or(record.runnable_ns, |first| first.at_ns));
+    late_event(bytes, [at_first, before], &mut account.windows(), symbols, keep_evidence)
 }
 
 fn padded_record(bytes: &[u8]) -> Option<runnable_wait> {
@@ -212,16 +216,25 @@ fn padded_record(bytes: &[u8]) -> Option<runnable_wait> {
     attach::read_plain(&padded)
 }
 
-/// Builds the late event, given the occupancy of the CPU that the thread was migrated from.
+/// Returns the migrations of the thread during the wait.
+fn moves(record: &runnable_wait) -> Option<Moves> {
+    let of = &record.moves;
+    let moved = |at_ns, from_cpu| (at_ns != 0).then_some(Move { at_ns, from_cpu });
+    Some(Moves::recorded(moved(of.last_ns, of.last_from)?, moved(of.first_ns, of.first_from), of.count))
+}
+
+/// Builds the late event, given the occupancy of the CPUs that the thread was migrated from first and last.
 fn late_event(
     bytes: &[u8],
-    occupancy_before: Option<Occupancy>,
+    [occupancy_at_first, occupancy_before]: [Option<Occupancy>; 2],
     windows: &mut Windows,
     symbols: &mut KernelSymbols,
     keep_evidence: bool,
 ) -> Option<LateEvent> {
     let occupancy = windows.read(bytes.get(offset_of!(runnable_wait, window)..)?, symbols)?;
     let record = padded_record(bytes)?;
+    let moves = moves(&record);
+    let pair = |moved: Move| (moved.at_ns, moved.from_cpu);
     let subject = ActorName::thread(text(&record.thread), record.tid);
     let labels = labels_of(&record, windows, symbols);
     let cgroups = &mut windows.cgroups;
@@ -229,11 +242,14 @@ fn late_event(
         runnable_ns: record.runnable_ns,
         running_ns: record.running_ns,
         tid: record.tid,
-        moved: (record.moved_ns != 0).then_some((record.moved_ns, record.moved_from)),
+        moved: moves.map(|moves| pair(moves.last)),
+        first_moved: moves.and_then(|moves| moves.first).map(pair),
+        has_unknown_moves: moves.is_some_and(|moves| moves.has_gap),
         throttled: limits::throttled(&record.limits, [record.runnable_ns, record.running_ns], subject.clone(), cgroups),
         kept_from_idle: limits::kept_from_idle(&record.limits, cgroups),
         occupancy,
         occupancy_before,
+        occupancy_at_first,
     };
     Some(LateEvent {
         subject: subject.to_string(),

@@ -105,8 +105,7 @@ static __always_inline int explain_wait(struct task_struct *task, const struct w
 	if (wakeup) {
 		if (was_moved(wakeup)) {
 			late->runnable_ns = wakeup->waits_since_ns;
-			late->moved_ns = wakeup->moved_ns;
-			late->moved_from = wakeup->moved_from;
+			copy_moves(&late->moves, wakeup);
 		}
 		late->waker_tid = wakeup->waker_tid;
 		__builtin_memcpy(late->waker, wakeup->waker, sizeof(late->waker));

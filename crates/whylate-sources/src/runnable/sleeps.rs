@@ -15,8 +15,8 @@ use super::{WaitSelection, labels_of, limits};
 use crate::cpu_account::{Account, stop};
 use crate::kernel::attach::text;
 use crate::kernel::clock;
+use crate::kernel::in_flight::Rings;
 use crate::kernel::symbols::KernelSymbols;
-use crate::offcpu::Rings;
 use crate::paths::PathNames;
 
 /// Maximum number of recent long waits that are kept, for paths that lead through them.

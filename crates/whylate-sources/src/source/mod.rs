@@ -6,8 +6,10 @@ pub mod session;
 
 use std::ops::{Deref, DerefMut};
 
-use thiserror::Error;
 use whylate_model::{Card, LateEvent, Snapshot};
+
+pub use crate::kernel::error::AttachError;
+pub use crate::kernel::need::{BackendInfo, MapKind, Need};
 
 use crate::kernel::attach::silence_libbpf;
 use crate::source::session::Session;
@@ -28,6 +30,13 @@ pub trait Source {
     /// Returns when the source would use a backend for the requested measurement.
     fn takes(&self, _backend: &str) -> BackendUse {
         BackendUse::Automatic
+    }
+
+    /// Returns the backends that attaching would choose by itself, each with its needs for the requested measurement.
+    fn automatic_backends(&self) -> Vec<BackendInfo> {
+        let backends = self.info().backends.iter();
+        let taken = backends.filter(|backend| self.takes(backend.name) == BackendUse::Automatic);
+        taken.map(|backend| BackendInfo { needs: self.needs(backend), ..*backend }).collect()
     }
 
     /// Starts measuring.
@@ -177,59 +186,6 @@ pub struct SourceInfo {
     pub backends: &'static [BackendInfo],
 }
 
-/// A backend: one way to measure.
-#[derive(Debug)]
-pub struct BackendInfo {
-    /// Name, as `--backend` takes it.
-    pub name: &'static str,
-    /// Kernel features that the backend needs.
-    pub needs: &'static [Need],
-    /// Limitation compared with the best backend; empty for the best.
-    pub limitations: &'static str,
-}
-
-/// A kernel feature that a backend needs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Need {
-    /// BTF of the running kernel in `/sys/kernel/btf/vmlinux`.
-    Btf,
-    /// BPF programs on tracepoints with BTF (`tp_btf`).
-    TpBtfPrograms,
-    /// A tracepoint, `group:name`.
-    Tracepoint(&'static str),
-    /// A tracepoint that few kernels have, and which kernels do.
-    RareTracepoint(&'static str, &'static str),
-    /// A kernel function in BTF that can run programs at its entry (`fentry`).
-    Function(&'static str),
-    /// This kernel version or later. Distributions backport, so the version is recognized by a function that came with
-    /// it.
-    Since {
-        /// The version.
-        version: &'static str,
-        /// The function, which no compiler inlines.
-        function: &'static str,
-    },
-    /// A BPF map type.
-    Map(MapKind),
-    /// This process is in the initial PID namespace, so that its PIDs are the kernel's own.
-    KernelsNumbers,
-    /// /proc has the PIDs of this process's namespace.
-    Proc,
-    /// One of ftrace's tracers.
-    Tracer(&'static str),
-}
-
-/// The BPF map types in use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MapKind {
-    /// `BPF_MAP_TYPE_ARRAY`
-    Array,
-    /// `BPF_MAP_TYPE_RINGBUF`
-    RingBuf,
-    /// `BPF_MAP_TYPE_STACK_TRACE`
-    StackTrace,
-}
-
 /// Options common to all sources.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CommonOptions {
@@ -264,29 +220,4 @@ impl Threads {
     pub fn of_process(process: u32) -> Self {
         Threads { process: Some(process), ..Threads::default() }
     }
-}
-
-/// Why a source could not attach.
-#[derive(Debug, Error)]
-pub enum AttachError {
-    /// The caller lacks a privilege.
-    #[error("not permitted (run as root, or grant CAP_BPF and CAP_PERFMON)")]
-    NotPermitted,
-    /// The kernel lacks a feature.
-    #[error("{0}")]
-    Unsupported(String),
-    /// The request contradicts itself, or is invalid on any kernel.
-    #[error("{0}")]
-    Contradiction(String),
-    /// The source has no backend of this name.
-    #[error("no backend is named {name} (choose from: auto, {known})")]
-    UnknownBackend {
-        /// The requested name.
-        name: String,
-        /// The known names, separated by commas.
-        known: String,
-    },
-    /// Loading or attaching failed for another reason.
-    #[error(transparent)]
-    Failed(#[from] anyhow::Error),
 }

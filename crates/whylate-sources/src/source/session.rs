@@ -8,9 +8,9 @@ use std::rc::Rc;
 use whylate_model::{Card, Snapshot};
 
 use crate::capabilities::KernelFacts;
-use crate::cpu_account::AccountState;
+use crate::cpu_account::SharedAccount;
 use crate::kernel::clock;
-use crate::kernel::cpus::Choice;
+use crate::kernel::cpu_choice::Choice;
 use crate::kernel::pid_namespace;
 use crate::kernel::symbols::{KernelSymbols, ReadOnce};
 use crate::source::{AttachError, Need};
@@ -19,12 +19,9 @@ use crate::source::{AttachError, Need};
 /// the first source that needs it determines its timers, so one with heartbeats on each CPU comes first.
 pub struct Session {
     host: String,
-    /// Whether several sources share the account; then none of them reports its cost.
+    /// Whether several sources measure.
     has_several: bool,
-    /// Requested CPUs; empty for the usable ones.
-    asked_cpus: Vec<u32>,
-    cpus: RefCell<Option<Rc<Choice>>>,
-    account: RefCell<Option<Rc<RefCell<AccountState>>>>,
+    account: SharedAccount,
     kernel: RefCell<Option<KernelFacts>>,
     symbols: KernelSymbols,
     /// `Some` until all sources are attached.
@@ -52,9 +49,7 @@ impl Session {
         Session {
             host,
             has_several,
-            asked_cpus: asked_cpus.to_vec(),
-            cpus: RefCell::default(),
-            account: RefCell::default(),
+            account: SharedAccount::new(has_several, asked_cpus),
             kernel: RefCell::default(),
             symbols: KernelSymbols::default(),
             read_once: RefCell::new(has_several.then(ReadOnce::begin)),
@@ -72,15 +67,12 @@ impl Session {
     /// # Errors
     /// Fails if a requested CPU cannot be used, or the kernel does not list its CPUs.
     pub fn cpus(&self, asked: &[u32]) -> Result<Rc<Choice>, AttachError> {
-        let known = self.cpus.borrow().clone();
-        match known {
-            Some(known) if asked.is_empty() || known.measured == asked => Ok(known),
-            Some(_) => Choice::here(asked).map(Rc::new),
-            None => {
-                let choice = Choice::here(if asked.is_empty() { &self.asked_cpus } else { asked })?;
-                Ok(Rc::clone(self.cpus.borrow_mut().insert(Rc::new(choice))))
-            }
-        }
+        self.account.cpus(asked)
+    }
+
+    /// Returns the CPU account of the session.
+    pub(crate) fn account(&self) -> &SharedAccount {
+        &self.account
     }
 
     /// Names of kernel addresses, which are read once.
@@ -106,30 +98,12 @@ impl Session {
     pub fn begin(&self) -> Result<(), AttachError> {
         *self.kernel.borrow_mut() = None;
         *self.read_once.borrow_mut() = None;
-        self.account.borrow().as_ref().map_or(Ok(()), |account| account.borrow_mut().attach(true))
+        self.account.begin()
     }
 
     /// Returns the number of events that the account has lost since the last call, by reason.
     pub fn take_lost(&self) -> BTreeMap<String, u64> {
-        let account = self.account.borrow();
-        let lost = account.iter().flat_map(|account| account.borrow_mut().take_lost());
-        lost.map(|(reason, count)| (reason.to_owned(), count)).collect()
-    }
-
-    /// Returns the shared account, which `load` creates for the first source; `None` if a single source has its own.
-    pub(crate) fn account(
-        &self,
-        load: impl FnOnce() -> Result<AccountState, AttachError>,
-    ) -> Result<Option<Rc<RefCell<AccountState>>>, AttachError> {
-        if !self.has_several {
-            return Ok(None);
-        }
-        let known = self.account.borrow().clone();
-        let account = match known {
-            Some(account) => account,
-            None => Rc::new(RefCell::new(load()?)),
-        };
-        Ok(Some(Rc::clone(self.account.borrow_mut().insert(account))))
+        self.account.take_lost()
     }
 }
 

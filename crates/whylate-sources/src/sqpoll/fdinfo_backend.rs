@@ -14,11 +14,14 @@ use whylate_model::sqpoll::{Counters, SqThread};
 use super::fdinfo::{self, RingText};
 use super::states::{RingState, ThreadState, ThreadStates};
 use crate::kernel::clock;
+use crate::kernel::proc::{self, numbers};
 
 /// Prefix of a submission thread's name (5.12).
 pub(super) const NAME: &str = "iou-sqp-";
 /// Link target of a ring's descriptor.
 const RING: &str = "anon_inode:[io_uring]";
+/// Maximum time for which one read of all rings waits for busy ones.
+const MAX_WAITED: Duration = Duration::from_millis(200);
 /// Pause between two reads of a busy ring; doubled each time.
 const FIRST_PAUSE: Duration = Duration::from_micros(250);
 const TRIES: u32 = 8;
@@ -34,6 +37,8 @@ pub(super) struct FdinfoBackend {
     denied: HashSet<u32>,
     /// Rings, by process and inode, that have never reported a submission thread: they most probably have none.
     without: HashSet<(u32, u64)>,
+    /// Time for which the current read has waited for busy rings.
+    waited: Duration,
     has_work_times: Option<bool>,
     /// Whether work is counted by the system time of the whole process, as some kernels from 6.9 to 6.17 do.
     is_of_process: bool,
@@ -64,6 +69,7 @@ impl FdinfoBackend {
             busy: 0,
             denied: HashSet::new(),
             without: HashSet::new(),
+            waited: Duration::ZERO,
             has_work_times: None,
             is_of_process: false,
         }
@@ -87,6 +93,7 @@ impl FdinfoBackend {
     }
 
     pub(super) fn read(&mut self) -> anyhow::Result<ThreadStates> {
+        self.waited = Duration::ZERO;
         let processes = match self.pid {
             Some(pid) => vec![pid],
             None => numbers(Path::new("/proc")).context("cannot list processes")?,
@@ -109,7 +116,7 @@ impl FdinfoBackend {
         let mut without_ring = false;
         let is_named = rings.iter().any(|(_, ring)| ring.thread.is_some_and(|tid| threads.contains(&tid)));
         for &tid in threads {
-            let process = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+            let process = proc::text(format!("/proc/{pid}/comm")).unwrap_or_default();
             let of_thread = |ring: &RingText| thread_of(ring, tasks, threads, is_named) == Some(tid);
             let ours: Vec<(u32, RingText)> = rings.extract_if(.., |(_, ring)| of_thread(ring)).collect();
             without_ring |= ours.is_empty();
@@ -195,15 +202,27 @@ impl FdinfoBackend {
         reported.work_us?;
         let mut pause = FIRST_PAUSE;
         for _ in 0..TRIES {
-            let ring = fdinfo::parse(&fs::read_to_string(format!("/proc/{pid}/fdinfo/{fd}")).ok()?);
+            let ring = fdinfo::parse(&proc::text(format!("/proc/{pid}/fdinfo/{fd}")).ok()?);
             if let (Some(work_us), Some(total_us)) = (ring.work_us, ring.total_us) {
                 return Some((work_us, total_us));
             }
-            thread::sleep(pause);
+            if !self.wait(pause) {
+                break;
+            }
             pause *= 2;
         }
         self.busy += 1;
         None
+    }
+
+    /// Waits for a busy ring; returns false if this read has waited for long enough: any user may have a thousand rings.
+    fn wait(&mut self, pause: Duration) -> bool {
+        if self.waited >= MAX_WAITED {
+            return false;
+        }
+        self.waited += pause;
+        thread::sleep(pause);
+        true
     }
 
     /// Reads a ring until it is not busy.
@@ -212,7 +231,7 @@ impl FdinfoBackend {
         let mut inode = None;
         let mut is_busy = false;
         for _ in 0..TRIES {
-            let Ok(text) = fs::read_to_string(format!("/proc/{pid}/fdinfo/{fd}")) else { return RingRead::Nothing };
+            let Ok(text) = proc::text(format!("/proc/{pid}/fdinfo/{fd}")) else { return RingRead::Nothing };
             let ring = fdinfo::parse(&text);
             inode = ring.inode;
             if inode.is_some() && known.iter().any(|(_, other)| other.inode == inode) {
@@ -228,7 +247,10 @@ impl FdinfoBackend {
             if !is_busy && self.without.contains(&(pid, inode.unwrap_or(0))) {
                 break;
             }
-            thread::sleep(pause);
+            if !self.wait(pause) {
+                is_busy = true;
+                break;
+            }
             pause *= 2;
         }
         if is_busy {
@@ -253,7 +275,7 @@ fn thread_of(ring: &RingText, tasks: &[u32], threads: &[u32], is_named: bool) ->
 }
 
 fn is_sq_thread_elsewhere(tid: u32) -> bool {
-    fs::read_to_string(format!("/proc/{tid}/comm")).is_ok_and(|name| name.starts_with(NAME))
+    proc::text(format!("/proc/{tid}/comm")).is_ok_and(|name| name.starts_with(NAME))
 }
 
 fn ring_of(fd: u32, ring: &RingText) -> RingState {
@@ -268,7 +290,7 @@ fn ring_of(fd: u32, ring: &RingText) -> RingState {
 }
 
 fn read(pid: u32, tid: u32, file: &str) -> Option<String> {
-    fs::read_to_string(format!("/proc/{pid}/task/{tid}/{file}")).ok()
+    proc::text(format!("/proc/{pid}/task/{tid}/{file}")).ok()
 }
 
 fn scheduled(pid: u32, tid: u32) -> Option<Scheduled> {
@@ -292,11 +314,6 @@ fn monotonic_ns_of(born: u64) -> u64 {
     let born_ns = born.saturating_mul(1_000_000_000 / ticks_a_second);
     let suspended_ns = clock::boot_ns().saturating_sub(clock::monotonic_ns());
     born_ns.saturating_sub(suspended_ns)
-}
-
-pub(crate) fn numbers(directory: &Path) -> std::io::Result<Vec<u32>> {
-    let entries = fs::read_dir(directory)?;
-    Ok(entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect())
 }
 
 #[cfg(test)]

@@ -20,7 +20,6 @@ mod samples;
 mod states;
 
 pub use attached::AttachedSqpoll;
-pub(crate) use fdinfo_backend::numbers;
 
 use whylate_model::sources;
 

@@ -90,7 +90,7 @@ impl Programs {
     fn attach_way(options: &SqpollOptions, session: &Session, way: Way, kernel: &Btf<'_>) -> Result<Self, AttachError> {
         let mut account = options
             .explain_over_ns
-            .map(|_| Account::load(session, Timers::Heartbeats, Wakeups::OfWorkers))
+            .map(|_| Account::load(session.account(), Timers::Heartbeats, Wakeups::OfWorkers))
             .transpose()?;
         let mut open = SqpollSkelBuilder::default().open(attach::open_object())?;
         let settings = open.maps.rodata_data.as_mut().context("the BPF object has no settings")?;

@@ -18,7 +18,7 @@ use rustix::thread::{CpuSet, Pid, sched_getaffinity};
 use super::skel::SqpollSkel;
 use super::skel::types::sq_thread;
 use crate::kernel::attach;
-use crate::kernel::cpus::Choice;
+use crate::kernel::cpu_choice::Choice;
 use crate::kernel::perf_event::{run_at, start_timer};
 use crate::source::AttachError;
 
@@ -56,7 +56,7 @@ impl Samples {
         Ok(Samples { stop, failed, thread: Some(thread.context("cannot start a thread")?) })
     }
 
-    /// Number of threads that could not be sampled since the last call.
+    /// Returns the number of threads that could not be sampled since the last call.
     pub(super) fn take_failed(&self) -> u64 {
         self.failed.swap(0, Ordering::Relaxed)
     }

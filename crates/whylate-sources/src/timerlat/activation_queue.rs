@@ -90,7 +90,7 @@ impl Producer {
 impl Counter {
     /// Counts activations due in this span, and periods missed in it. Those due earlier are dropped.
     pub(super) fn count(&mut self, from_ns: u64, until_ns: u64) {
-        self.missed.count(from_ns, until_ns, self.period_ns, &self.tally);
+        self.missed.count(from_ns, until_ns, self.period_ns, |late_ns| self.tally.missed_period(late_ns));
         self.count_given(from_ns, until_ns);
         // Releases the slots.
         self.counted.store(self.next, Ordering::Release);
@@ -114,8 +114,8 @@ impl Counter {
             }
             self.next_due_ns = due_after(due_ns, user_ns, self.period_ns);
             if self.next_due_ns - due_ns > self.period_ns {
-                self.missed = Missed::after(times, self.period_ns);
-                self.missed.count(from_ns, until_ns, self.period_ns, &self.tally);
+                self.missed = Missed::after(times.due_ns, times.user_ns, self.period_ns);
+                self.missed.count(from_ns, until_ns, self.period_ns, |late_ns| self.tally.missed_period(late_ns));
             }
         }
     }

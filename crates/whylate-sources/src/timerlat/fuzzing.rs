@@ -3,7 +3,7 @@
 
 use super::late;
 pub use super::tracer::fuzzing::timerlat_samples;
-use crate::fuzzing::with_names;
+use crate::cpu_account::fuzzing::with_names;
 
 /// A late activation with its window.
 pub fn activations(bytes: &[u8]) {

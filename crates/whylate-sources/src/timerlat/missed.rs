@@ -2,8 +2,6 @@
 //! Missed periods: those in which the thread of a CPU was still late for an earlier one. Like activations, they count
 //! in the span in which they were due, so that the counts of a span match its schedule.
 
-use super::tally::{Tally, Times};
-
 /// Returns when a thread that was due, and ready at `ready_ns`, is due next: it skips elapsed periods, as
 /// `wait_next_period()` does (kernel/trace/trace_osnoise.c).
 pub(super) fn due_after(due_ns: u64, ready_ns: u64, period_ns: u64) -> u64 {
@@ -29,12 +27,13 @@ pub(super) struct Missed {
 }
 
 impl Missed {
-    /// Returns the periods that the thread missed because of an activation. It is ready again in user space.
-    pub(super) fn after(times: Times, period_ns: u64) -> Self {
+    /// Returns the periods that the thread missed because of the activation that was due at `due_ns`. The thread was ready
+    /// again in user space, at `user_ns`.
+    pub(super) fn after(due_ns: u64, user_ns: u64, period_ns: u64) -> Self {
         let mut missed = Missed::default();
-        let late_ns = times.user_ns.saturating_sub(times.due_ns);
+        let late_ns = user_ns.saturating_sub(due_ns);
         if late_ns >= period_ns {
-            missed.add(times.due_ns + period_ns, late_ns / period_ns, times.user_ns);
+            missed.add(due_ns + period_ns, late_ns / period_ns, user_ns);
         }
         missed
     }
@@ -44,13 +43,14 @@ impl Missed {
         *self = Missed { next_due_ns, left, ready_ns };
     }
 
-    /// Counts periods due in this span, and drops those due earlier.
-    pub(super) fn count(&mut self, from_ns: u64, until_ns: u64, period_ns: u64, tally: &Tally) {
+    /// Passes the periods due in this span to `each`, with the time from the expiry until the thread was ready; drops
+    /// those due earlier.
+    pub(super) fn count(&mut self, from_ns: u64, until_ns: u64, period_ns: u64, mut each: impl FnMut(u64)) {
         let before = from_ns.saturating_sub(self.next_due_ns).div_ceil(period_ns).min(self.left);
         self.next_due_ns += before * period_ns;
         self.left -= before;
         while self.left > 0 && self.next_due_ns <= until_ns {
-            tally.missed_period(self.ready_ns.saturating_sub(self.next_due_ns));
+            each(self.ready_ns.saturating_sub(self.next_due_ns));
             self.next_due_ns += period_ns;
             self.left -= 1;
         }
@@ -61,27 +61,24 @@ impl Missed {
 mod tests {
     use super::*;
 
-    fn missed(tally: &Tally) -> (u64, u64) {
-        let series = tally.take(true).series;
-        (series.values["missed"] as u64, series.histograms["thread_corrected"].max_ns())
+    /// Returns how many periods of a span were missed, and the longest lateness.
+    fn missed(periods: &mut Missed, from_ns: u64, until_ns: u64) -> (usize, u64) {
+        let mut late_ns = Vec::new();
+        periods.count(from_ns, until_ns, 10, |ns| late_ns.push(ns));
+        (late_ns.len(), late_ns.into_iter().max().unwrap_or(0))
     }
 
     #[test]
     fn counts_periods_in_span_of_due_time() {
-        let (tally, mut periods) = (Tally::new(None), Missed::default());
+        let mut periods = Missed::default();
         periods.add(110, 5, 155);
-        periods.count(115, 130, 10, &tally);
-        assert_eq!(missed(&tally), (2, 35));
-        periods.count(115, 139, 10, &tally);
-        assert_eq!(missed(&tally), (0, 0));
-        periods.count(115, 1_000, 10, &tally);
-        assert_eq!(missed(&tally), (2, 15));
-        periods.count(115, 2_000, 10, &tally);
-        assert_eq!(missed(&tally), (0, 0));
+        assert_eq!(missed(&mut periods, 115, 130), (2, 35));
+        assert_eq!(missed(&mut periods, 115, 139), (0, 0));
+        assert_eq!(missed(&mut periods, 115, 1_000), (2, 15));
+        assert_eq!(missed(&mut periods, 115, 2_000), (0, 0));
         // Any number of periods before the span is skipped in constant time.
         periods.add(10, u64::MAX / 20, 9_000_000_000_000_000_055);
-        periods.count(9_000_000_000_000_000_000, 9_000_000_000_000_000_020, 10, &tally);
-        assert_eq!(missed(&tally), (3, 55));
+        assert_eq!(missed(&mut periods, 9_000_000_000_000_000_000, 9_000_000_000_000_000_020), (3, 55));
     }
 
     #[test]

@@ -7,6 +7,8 @@ use std::path::{Component, Path};
 use anyhow::{Context as _, bail};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
+use crate::kernel::proc;
+
 /// Restricts the calling thread, and threads that it starts later, to these CPUs.
 ///
 /// # Errors
@@ -36,11 +38,11 @@ pub fn move_to_cgroup(name: &str, processes: &[u32]) -> anyhow::Result<()> {
     if processes.is_empty() {
         return Ok(());
     }
-    let mounts = fs::read_to_string("/proc/self/mounts").context("cannot read which file systems are mounted")?;
+    let mounts = proc::text("/proc/self/mounts").context("cannot read which file systems are mounted")?;
     let Some(top) = mount_point(&mounts) else {
         bail!("no cgroup file system of version 2 is mounted: leave -C out");
     };
-    let own = fs::read_to_string("/proc/self/cgroup").context("cannot read the cgroup of this process")?;
+    let own = proc::text("/proc/self/cgroup").context("cannot read the cgroup of this process")?;
     let name = match name.trim_start_matches('/') {
         "" => own.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or(""),
         name if Path::new(name).components().any(|part| !matches!(part, Component::Normal(_))) => {

@@ -43,7 +43,8 @@ impl Programs {
     /// Attaches for threads of the kernel's tracer, or of this process.
     pub(super) fn attach(options: &TimerlatOptions, session: &Session, of_tracer: bool) -> Result<Self, AttachError> {
         let timers = if of_tracer { Timers::TracersToo } else { Timers::OwnThreadsToo };
-        let mut account = options.explains().then(|| Account::load(session, timers, Wakeups::OfWorkers)).transpose()?;
+        let mut account =
+            options.explains().then(|| Account::load(session.account(), timers, Wakeups::OfWorkers)).transpose()?;
         let mut open = TimerlatSkelBuilder::default().open(attach::open_object())?;
         let settings = open.maps.rodata_data.as_mut().context("the BPF object has no settings")?;
         settings.own_namespace = pid_namespace::as_setting();

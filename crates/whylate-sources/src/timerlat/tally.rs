@@ -256,11 +256,12 @@ impl Tallies {
             }
         };
         self.both[which].activation(times);
-        Missed::after(times, period_ns).count(0, u64::MAX, period_ns, &self.both[which]);
+        let mut missed = Missed::after(times.due_ns, times.user_ns, period_ns);
+        missed.count(0, u64::MAX, period_ns, |late_ns| self.both[which].missed_period(late_ns));
         self.in_use.store(0, Ordering::Release);
     }
 
-    /// Swaps the tallies, and returns the one filled so far. For a single thread.
+    /// Swaps the tallies, and returns the one filled so far. Only one thread may call it.
     pub(super) fn swap(&self) -> &Tally {
         let which = self.filled.load(Ordering::SeqCst);
         self.filled.store(1 - which, Ordering::SeqCst);

@@ -9,7 +9,6 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 
 use anyhow::{Context, anyhow};
-use rustix::thread::{CpuSet, sched_setaffinity};
 
 use super::activation::Activation;
 use super::activation_queue::{self, Counter, Producer};
@@ -19,7 +18,7 @@ use super::tally::{StepWidth, Times};
 use crate::AttachError;
 use crate::kernel::clock::{as_called_ns, monotonic_ns};
 use crate::kernel::mapped::MappedArray;
-use crate::kernel::priority::remedy;
+use crate::kernel::priority::{remedy, run_on};
 
 /// Scheduling policy of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,7 +115,7 @@ impl StopState {
         self.by.load(Ordering::Acquire).checked_sub(1).filter(|&cpu| cpu < SETTLING - 1)
     }
 
-    /// Returns until when activations count: the end of the one that stopped measurement.
+    /// Returns the end of the activation that stopped the measurement; no later one counts.
     pub(super) fn until_ns(&self) -> u64 {
         if self.measures() { u64::MAX } else { self.at_ns.load(Ordering::Acquire) }
     }
@@ -212,10 +211,7 @@ fn explain_policy_error(error: io::Error) -> AttachError {
 }
 
 fn prepare(config: &ThreadConfig) -> Result<(), AttachError> {
-    let mut set = CpuSet::new();
-    set.set(config.cpu as usize);
-    let bind_to_cpu =
-        || sched_setaffinity(None, &set).with_context(|| format!("cannot run a thread on CPU {}", config.cpu));
+    let bind_to_cpu = || run_on(&[config.cpu]).with_context(|| format!("cannot run a thread on CPU {}", config.cpu));
     let this_thread = 0;
     match config.policy {
         // The affinity of a deadline thread must be set before the policy.

@@ -27,6 +27,7 @@ use super::tally::{TakenCounts, Tally};
 use super::threads::{Policy, Stop, set_policy};
 use super::{Threads, TimerlatOptions};
 use crate::kernel::clock;
+use crate::kernel::proc;
 use crate::kernel::restore::Restore;
 use crate::kernel::tracefs;
 use crate::kernel::tracefs::instance::Instance;
@@ -417,7 +418,7 @@ fn kernel_thread_of(cpu: u32) -> Result<u32> {
     let name = format!("{TRACER}/{cpu}");
     for process in fs::read_dir("/proc").context("/proc is not mounted")?.flatten() {
         let Ok(tid) = process.file_name().to_string_lossy().parse::<u32>() else { continue };
-        let is_named = fs::read_to_string(process.path().join("comm")).is_ok_and(|comm| comm.trim_end() == name);
+        let is_named = proc::text(process.path().join("comm")).is_ok_and(|comm| comm.trim_end() == name);
         // A kernel thread has no executable.
         if is_named && fs::read_link(process.path().join("exe")).is_err() {
             return Ok(tid);

@@ -75,7 +75,7 @@ pub(super) struct AttachedWq {
 
 impl AttachedWq {
     pub(super) fn new(options: &WqOptions, session: &Session, backend: &'static str) -> Result<Self, AttachError> {
-        let load = || Account::load(session, Timers::Heartbeats, Wakeups::OfWorkers);
+        let load = || Account::load(session.account(), Timers::Heartbeats, Wakeups::OfWorkers);
         let mut account = options.explain_over_ns.map(|_| load()).transpose()?;
         let mut open = WqSkelBuilder::default().open(attach::open_object())?;
         configure(&mut open, options, backend)?;

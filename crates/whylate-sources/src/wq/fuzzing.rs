@@ -3,7 +3,7 @@
 
 use super::skel::types::late_item;
 use super::{explain, late};
-use crate::fuzzing::with_names;
+use crate::cpu_account::fuzzing::with_names;
 use crate::kernel::attach::read_plain;
 
 /// A plain record, and one with evidence.

@@ -3,6 +3,8 @@
 
 use std::collections::HashMap;
 use std::fs;
+use std::io::{BufRead as _, BufReader};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
@@ -21,6 +23,53 @@ fn waiter_names_lock_holder() -> Result<()> {
     let sleepers = Sleepers::start_with("held", 1, Some(NamedTempFile::new_in(&directory)?))?;
     for backend in ["sample", "trace"] {
         check_chains(&sleepers, backend).with_context(|| format!("backend {backend}"))?;
+    }
+    Ok(())
+}
+
+/// A process that takes a file lock and ends, having left the open file to a shell; and a process that waits for the lock.
+const LEAVES_LOCK: &str = "exec 9>\"$0\"; flock 9; echo ready; read line";
+
+#[test]
+fn waiter_for_file_lock_names_holder_and_file() -> Result<()> {
+    let Some(_lock) = share_machine() else { return Ok(()) };
+    let directory = tempfile::tempdir()?;
+    for (name, leaves) in [("taken", false), ("left", true)] {
+        let path = fs::canonicalize(directory.path())?.join(name);
+        let mut holder = if leaves { Command::new("sh") } else { Command::new("flock") };
+        match leaves {
+            true => holder.args(["-c", LEAVES_LOCK]).arg(&path),
+            false => holder.arg(&path).args(["sh", "-c", "echo ready; read line"]),
+        };
+        let mut holder = holder.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        let mut ready = String::new();
+        BufReader::new(holder.stdout.take().context("it has an output")?).read_line(&mut ready)?;
+        let mut waiter = Command::new("flock").arg(&path).arg("true").spawn()?;
+        let options = OffcpuOptions {
+            threads: Threads::of_process(waiter.id()),
+            by_thread: true,
+            holders: true,
+            ..OffcpuOptions::default()
+        };
+        let mut source = options.attach(&Session::of_one())?;
+        let mut chain = None;
+        for _ in 0..MAX_SNAPSHOTS {
+            std::thread::sleep(Duration::from_millis(20));
+            chain = source.snapshot()?.stacks.into_iter().find_map(|stack| stack.waits_for);
+            if chain.is_some() {
+                break;
+            }
+        }
+        let (who, file) =
+            (format!("{}:{}", if leaves { "sh" } else { "flock" }, holder.id()), path.display().to_string());
+        // Its end of the pipe is closed, and the lock is released.
+        drop(holder.stdin.take());
+        holder.wait()?;
+        waiter.wait()?;
+        let chain = chain.context("no holder is named")?;
+        let link = &chain.links[0];
+        ensure!((chain.links.len(), chain.end) == (1, End::Free) && link.lock == Lock::FileLock, "{chain:?}");
+        ensure!(link.holder.who == who && link.file.as_ref() == Some(&file), "{chain:?}, not {who} and {file}");
     }
     Ok(())
 }

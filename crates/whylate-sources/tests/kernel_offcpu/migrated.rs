@@ -25,21 +25,26 @@ use crate::support::oracles::chance::in_rounds;
 /// Environment: the CPU to which the thread is migrated, and the one from which.
 const TO: &str = "WHYLATE_MOVED_TO";
 const FROM: &str = "WHYLATE_MOVED_FROM";
+/// Environment: the thread is migrated back to the first CPU.
+const BACK: &str = "WHYLATE_MOVED_BACK";
 const THREAD: &str = "test-moved";
 const ROUNDS: usize = 40;
-/// How long the thread waits on each CPU.
+/// How long the thread waits in each run queue.
 const EACH: Duration = Duration::from_millis(5);
+/// How long a thread that is migrated twice waits in each of its three run queues.
+const EACH_OF_THREE: Duration = Duration::from_millis(3);
 const LATE_NS: u64 = 4_000_000;
 /// Maximum time from a wakeup until the thread is in the other CPU's run queue, and from a switch-in until it reads a
 /// clock.
 const SLACK_NS: u64 = 200_000;
 
-/// One wait as its process knows it: the clock before and after the wakeup, before and after the migration, and when
+/// One wait as its process knows it: the clock before and after the wakeup, before and after the migrations, and when
 /// the thread ran.
 #[derive(Debug)]
 struct Truth {
     woken: RangeInclusive<u64>,
     moved: RangeInclusive<u64>,
+    moved_back: Option<RangeInclusive<u64>>,
     ran_ns: RangeInclusive<u64>,
 }
 
@@ -47,8 +52,13 @@ impl Truth {
     fn parse(line: &str) -> Option<Self> {
         // The first line starts with the name of the test.
         let times: Vec<u64> = line.split_once("moved: ")?.1.split(' ').map_while(|time| time.parse().ok()).collect();
-        let &[woken, woken_by, moved, moved_by, over, ran] = times.as_slice() else { return None };
-        Some(Truth { woken: woken..=woken_by, moved: moved..=moved_by, ran_ns: over..=ran })
+        let (&[woken, woken_by, moved, moved_by, over, ran], rest) = times.split_first_chunk()?;
+        let moved_back = match *rest {
+            [] => None,
+            [back, back_by] => Some(back..=back_by),
+            _ => return None,
+        };
+        Some(Truth { woken: woken..=woken_by, moved: moved..=moved_by, moved_back, ran_ns: over..=ran })
     }
 
     /// Returns whether the event is this wait: the thread has only one in that time.
@@ -66,10 +76,21 @@ fn ensure_reported(truth: &Truth, events: &[LateEvent], test_cpus: TestCpus) -> 
     let reported: Vec<&LateEvent> = events.iter().filter(|event| truth.is_of(event)).collect();
     let [event] = reported.as_slice() else { bail!("reported {} times", reported.len()) };
     let Some(Evidence::Runnable(seen)) = event.evidence.as_deref() else { bail!("it has no evidence") };
-    let (moved_ns, from) = seen.moved.context("its migration is not reported")?;
+    let last = seen.moved.context("its migration is not reported")?;
+    let (moved_ns, from) = seen.first_moved.unwrap_or(last);
     ensure!(is_within(seen.runnable_ns, &truth.woken, SLACK_NS), "it was woken at {}", seen.runnable_ns);
     ensure!(is_within(moved_ns, &truth.moved, 0) && from == test_cpus.disturbed, "moved at {moved_ns} from CPU {from}");
-    ensure!(is_within(seen.running_ns, &truth.ran_ns, SLACK_NS) && event.cpu == test_cpus.tool, "ran on {}", event.cpu);
+    let moved_back_ns = match &truth.moved_back {
+        Some(back) => {
+            let (back_ns, from) = last;
+            ensure!(is_within(back_ns, back, 0) && from == test_cpus.tool, "moved back at {back_ns} from CPU {from}");
+            ensure!(!seen.has_unknown_moves, "it was moved more than twice");
+            Some(back_ns)
+        }
+        None => None,
+    };
+    let ran_on = if moved_back_ns.is_some() { test_cpus.disturbed } else { test_cpus.tool };
+    ensure!(is_within(seen.running_ns, &truth.ran_ns, SLACK_NS) && event.cpu == ran_on, "ran on {}", event.cpu);
     let woken_by = event.labels.get("woken_by").map_or("", String::as_str);
     ensure!(woken_by.starts_with("test-mover:"), "it was woken by {woken_by}");
     ensure!(event.latency_ns == seen.running_ns - seen.runnable_ns, "it waited for {} ns", event.latency_ns);
@@ -79,17 +100,27 @@ fn ensure_reported(truth: &Truth, events: &[LateEvent], test_cpus: TestCpus) -> 
         let of_name = |cause: &&Cause| cause.kind == CauseKind::Thread && cause.who.to_string().starts_with(name);
         event.causes.iter().filter(of_name).map(|cause| cause.ns).sum()
     };
-    let queued_ns = moved_ns - seen.runnable_ns;
+    // The hog and the mover have their CPUs until then; later other threads may run too.
+    let over_ns = *truth.ran_ns.start();
+    let queued_ns = moved_ns - seen.runnable_ns + moved_back_ns.map_or(0, |back_ns| over_ns - back_ns);
     ensure!(by("test-hog:") * 10 >= queued_ns * 9, "the hog is blamed for {} ns", by("test-hog:"));
-    // The mover spins there until then; later other threads may run too.
     let mover_ns = by("test-mover:");
-    let spun_ns = truth.ran_ns.start() - moved_ns;
+    let spun_ns = moved_back_ns.unwrap_or(over_ns) - moved_ns;
     ensure!(mover_ns * 10 >= spun_ns * 9, "its mover is blamed for {mover_ns} ns");
     Ok(())
 }
 
 #[test]
 fn migrated_thread_waits_since_its_wakeup() -> Result<()> {
+    each_run_queue_is_known(false)
+}
+
+#[test]
+fn thread_that_is_migrated_twice_waited_in_three_run_queues() -> Result<()> {
+    each_run_queue_is_known(true)
+}
+
+fn each_run_queue_is_known(and_back: bool) -> Result<()> {
     let (Some(_lock), Some(test_cpus)) = (lock_machine(), TestCpus::find()) else { return Ok(()) };
     let options = OffcpuOptions {
         backend: Some("sample".to_owned()),
@@ -104,6 +135,7 @@ fn migrated_thread_waits_since_its_wakeup() -> Result<()> {
             .args(["--exact", "migrated::moved_process", "--nocapture", "--test-threads=1"])
             .env(TO, test_cpus.tool.to_string())
             .env(FROM, test_cpus.disturbed.to_string())
+            .envs(and_back.then_some((BACK, "")))
             .stdin(Stdio::null())
             .stderr(Stdio::inherit())
             .output()?;
@@ -134,13 +166,14 @@ fn moved_process() -> Result<()> {
     let (Ok(to), Ok(from)) = (std::env::var(TO), std::env::var(FROM)) else { return Ok(()) };
     let (to, from) = (to.parse()?, from.parse()?);
     let (reader, writer) = std::io::pipe()?;
-    let shared = Shared::default();
+    let shared = &Shared::default();
     thread::scope(|scope| {
-        let _ended = Ended(&shared);
+        let _ended = Ended(shared);
         let named = |name: &str| thread::Builder::new().name(name.to_owned());
-        named(THREAD).spawn_scoped(scope, || wait_to_be_moved(from, reader, &shared))?;
-        named("test-hog").spawn_scoped(scope, || keep_busy(from, &shared))?;
-        let moves = named("test-mover").spawn_scoped(scope, || move_it(to, writer, &shared))?;
+        named(THREAD).spawn_scoped(scope, move || wait_to_be_moved(from, reader, shared))?;
+        named("test-hog").spawn_scoped(scope, move || keep_busy(from, shared))?;
+        let back = std::env::var_os(BACK).map(|_| from);
+        let moves = named("test-mover").spawn_scoped(scope, move || move_it(to, back, writer, shared))?;
         moves.join().expect("moving does not panic")
     })
 }
@@ -209,12 +242,16 @@ fn spin_until(time_ns: u64) {
     }
 }
 
-/// Wakes the thread on the first CPU and migrates it to the second, while each is occupied in turn.
-fn move_it(to: u32, mut writer: PipeWriter, shared: &Shared) -> Result<()> {
+/// Wakes the thread on the first CPU and migrates it to the second, while each is occupied in turn, and then `back`.
+fn move_it(to: u32, back: Option<u32>, mut writer: PipeWriter, shared: &Shared) -> Result<()> {
     become_fifo_on(to, 50)?;
-    let mut cpu = CpuSet::new();
-    cpu.set(to as usize);
-    let each_ns = EACH.as_nanos() as u64;
+    let only = |cpu: u32| {
+        let mut set = CpuSet::new();
+        set.set(cpu as usize);
+        set
+    };
+    let each = if back.is_some() { EACH_OF_THREE } else { EACH };
+    let each_ns = each.as_nanos() as u64;
     for time in 0..ROUNDS as u64 {
         wait_until(|| Ok(shared.ran.load(Ordering::Acquire) == time && shared.tid.load(Ordering::Acquire) > 0))?;
         let tid = shared.tid.load(Ordering::Acquire);
@@ -228,14 +265,23 @@ fn move_it(to: u32, mut writer: PipeWriter, shared: &Shared) -> Result<()> {
         let woken_by = monotonic_ns();
         spin_until(woken + each_ns);
         let moved = monotonic_ns();
-        sched_setaffinity(tid, &cpu)?;
+        sched_setaffinity(tid, &only(to))?;
         let moved_by = monotonic_ns();
-        shared.wanted.store(false, Ordering::Release);
+        // The first CPU stays busy for a thread that comes back.
+        shared.wanted.store(back.is_some(), Ordering::Release);
         spin_until(moved + each_ns);
+        let mut times_back = String::new();
+        if let Some(back) = back {
+            let moved = monotonic_ns();
+            sched_setaffinity(tid, &only(back))?;
+            times_back = format!(" {moved} {}", monotonic_ns());
+            spin_until(moved + each_ns);
+        }
         let over = monotonic_ns();
+        shared.wanted.store(false, Ordering::Release);
         wait_until(|| Ok(shared.ran.load(Ordering::Acquire) > time))?;
         let ran = shared.ran_ns.load(Ordering::Acquire);
-        println!("moved: {woken} {woken_by} {moved} {moved_by} {over} {ran}");
+        println!("moved: {woken} {woken_by} {moved} {moved_by} {over} {ran}{times_back}");
     }
     Ok(())
 }

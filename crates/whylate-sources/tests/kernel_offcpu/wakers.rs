@@ -17,6 +17,13 @@ use crate::support::is_emulated;
 use crate::support::machine::lock::lock_machine;
 use crate::support::oracles::chance::in_rounds;
 
+/// Returns the share of a thread's blocked time with a hidden wakeup. A virtual machine's kernel may hide a few.
+fn unseen_share(shares: &BTreeMap<String, f64>) -> Result<f64> {
+    let unseen = shares.get("[waker not seen]").copied().unwrap_or(0.0);
+    ensure!(unseen < 0.03, "{shares:?}");
+    Ok(unseen)
+}
+
 /// Returns the shares of a thread's blocked time by waker: a known frame of the waker's stack, or else the waker's
 /// name. Run-queue waits have no waker.
 fn by_waker(snapshot: &Snapshot, thread: &str, functions: &[&str]) -> BTreeMap<String, f64> {
@@ -74,8 +81,9 @@ fn blocked_wait_has_wakers_stack() -> Result<()> {
                 truth > 0.5 && (shares_by_function[0] - truth).abs() < most_off,
                 "{thread}: {shares:?}, and {truth} is true"
             );
-            // The rest is the start of a wait that goes on at the end.
-            ensure!(shares_by_function[0] + shares_by_function[1] > 0.99, "{thread}: {shares:?}");
+            // The rest is the start of a wait that goes on at the end, and wakeups that the kernel hides.
+            let unseen = unseen_share(&shares)?;
+            ensure!(shares_by_function[0] + shares_by_function[1] + unseen > 0.99, "{thread}: {shares:?}");
             for stack in snapshot.stacks.iter().filter(|stack| stack.labels["thread"] == thread) {
                 let Some(waker) = stack.waker.as_ref().filter(|waker| waker.by == WokenBy::Thread) else { continue };
                 ensure!(waker.labels["thread"] == "the waker", "{waker:?}");
@@ -99,8 +107,9 @@ fn blocked_wait_has_wakers_stack() -> Result<()> {
             let by_timer: f64 = shares.iter().filter(|(name, _)| is_timer(name)).map(|(_, share)| share).sum();
             let rest = shares.get("[not woken yet]").copied().unwrap_or(0.0);
             // A thread that loses the race for its mutex is woken by the other thread.
-            let others = 1.0 - by_timer - rest;
-            ensure!(by_timer > 0.98 && others < 0.01, "{thread}: {shares:?}");
+            let unseen = unseen_share(&shares)?;
+            let others = 1.0 - by_timer - rest - unseen;
+            ensure!(by_timer + unseen > 0.98 && others < 0.01, "{thread}: {shares:?}");
         }
         Ok(())
     })

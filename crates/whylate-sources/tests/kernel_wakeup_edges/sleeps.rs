@@ -147,7 +147,9 @@ fn ensure_rounds_reported(
     let nested = nested.map_or(0, |(_, count)| count as usize);
     let missing = waited.waits.abs_diff(waits.len());
     ensure!(missing <= nested, "{what}: the kernel has counted {} waits, not {}", waited.waits, waits.len());
-    ensure!(naps + nested >= rounds, "{what}: {naps} naps of {rounds}");
+    // On an emulated CPU, the time of a nap may be over before its thread can sleep.
+    let over_early = if is_emulated() { rounds / 4 } else { 0 };
+    ensure!(naps + nested + over_early >= rounds, "{what}: {naps} naps of {rounds}");
     ensure!((meant + nested) * 2 >= rounds, "{what}: {meant} waits in {rounds} rounds");
     let tolerated = |waits: usize| if is_emulated() { waits / 2 } else { by_chance(waits, MAX_OTHER_WAKERS) };
     ensure!(wrong <= tolerated(meant), "{what}: {wrong} of {meant} were ended otherwise");

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use anyhow::anyhow;
 use clap::{Args, ValueEnum};
 use whylate_model::culprits::By;
+use whylate_model::late::Thresholds;
 use whylate_model::{Card, LateEvent, Snapshot};
 
 use crate::cli::values::{Cpus, at, duration_ns, seconds_ns};
@@ -67,6 +68,11 @@ impl Explain {
         Explain { why: self.why.or(implies_why.then(|| card.events().late_from_ns)), ..self }
     }
 
+    /// Returns the thresholds with that of `--slower`, if the command has the option.
+    pub fn thresholds(&self, show_ns: Option<u64>) -> Thresholds {
+        Thresholds { show_ns, explain_ns: self.why, worst: self.worst.map(usize::from) }
+    }
+
     /// Returns whether a late event is over `--why`, or over the source's own limit without it.
     pub fn judges_late(&self, card: &Card, event: &LateEvent) -> bool {
         self.why.map_or_else(|| card.is_late(event, &[]), |why_ns| event.latency_ns >= why_ns)
@@ -118,7 +124,7 @@ pub struct Record {
 #[derive(Clone, Debug, Default, Args)]
 pub struct OwnCpus {
     /// CPUs on which irqsoff and timerlat measure, with timers and threads of their own, e.g. 0,2-5 [default: those that
-    /// whylate may use, without isolated and nohz_full ones and those where a real-time thread runs]
+    /// whylate may use, except isolated and nohz_full ones, and except those that run a real-time thread]
     #[arg(short, long, value_name = "CPUS")]
     cpus: Option<Cpus>,
 }
@@ -144,9 +150,9 @@ impl Rank {
     ///
     /// # Errors
     /// Fails if `--rank-by` is given, and late events are not explained.
-    pub fn needs(self, explain: Explain) -> anyhow::Result<()> {
+    pub fn needs(self, thresholds: Thresholds) -> anyhow::Result<()> {
         match self.rank_by {
-            Some(_) if explain.why.is_none() => {
+            Some(_) if thresholds.explain_ns.is_none() => {
                 Err(UsageError(anyhow!("--rank-by ranks the culprits of late events: give --why with it")).into())
             }
             _ => Ok(()),

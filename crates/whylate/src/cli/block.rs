@@ -2,19 +2,20 @@
 //! `whylate block`: latency of I/O requests, and what delays them.
 
 use clap::Args;
+use whylate_model::late::Thresholds;
 use whylate_model::sources::BLOCK;
 use whylate_model::units::printable;
 use whylate_sources::block::{BlockOptions, By};
 
 use crate::cli::arguments::{Explain, Rank, Record, Schedule};
+use crate::cli::runner::{Query, Stream, drive};
 use crate::cli::values::duration_ns;
 use crate::cli::{FAILURE, Origin};
-use crate::engine::late_buffer::Keep;
-use crate::engine::runner::{Lates, Query, Stream, drive};
 use crate::render::text::block::BlockText;
 use crate::render::text::block::shape::{Key, Shape};
+use crate::render::text::fit::terminal_columns;
 use crate::render::text::latency::LatencyOptions;
-use crate::render::text::table::terminal_columns;
+use crate::store::late_buffer::Keep;
 
 /// How long I/O requests take, and which requests they wait behind
 #[derive(Debug, Args)]
@@ -69,20 +70,19 @@ impl Arguments {
     /// Returns what is printed.
     pub(crate) fn shown(&self) -> LatencyOptions {
         LatencyOptions {
-            explain: self.explain(),
+            thresholds: self.thresholds(),
             rank_by: self.rank.into(),
-            has_slower: self.slower.is_some(),
             lines_only: self.has_lines() && !(self.schedule.json || self.shape.table || self.schedule.repeats()),
         }
     }
 
-    fn explain(&self) -> Explain {
-        self.explain.with_limit_of(&BLOCK)
+    fn thresholds(&self) -> Thresholds {
+        self.explain.with_limit_of(&BLOCK).thresholds(self.slower)
     }
 
     /// Returns whether late requests are printed.
     fn has_lines(&self) -> bool {
-        self.slower.is_some() || self.explain().why.is_some()
+        self.thresholds().min_ns().is_some()
     }
 
     fn options(&self) -> BlockOptions {
@@ -96,7 +96,7 @@ impl Arguments {
                 Some(Key::Device | Key::Operation) | None => By::Device,
             },
             late_over_ns: self.slower,
-            explain_over_ns: self.explain().why,
+            explain_over_ns: self.thresholds().explain_ns,
             leave_out: Some(std::process::id()),
             phases: self.shape.table || self.shape.phases || self.schedule.json || self.has_lines(),
             ..BlockOptions::default()
@@ -109,16 +109,15 @@ impl Arguments {
 /// # Errors
 /// Fails if the source cannot attach, or the output cannot be written.
 pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<u8> {
-    let explain = arguments.explain();
-    arguments.rank.needs(explain)?;
-    let late = Lates { slower_ns: arguments.slower, why_ns: explain.why };
+    let thresholds = arguments.thresholds();
+    arguments.rank.needs(thresholds)?;
     let disk = arguments.disk.as_deref().map(|disk| disk.trim_start_matches("/dev/"));
     let query = Query {
         source: &arguments.options(),
         schedule: arguments.schedule,
         explain: arguments.explain,
-        keep: Keep::for_options(arguments.schedule, explain),
-        late: arguments.has_lines().then_some(late),
+        keep: Keep::for_output(arguments.schedule.json, thresholds),
+        late: arguments.has_lines().then_some(thresholds),
         only: &|labels| disk.is_none_or(|disk| labels.get("device").is_some_and(|device| device == disk)),
     };
     let stream = Stream::open(origin, &query, arguments.record.output.as_deref())?;

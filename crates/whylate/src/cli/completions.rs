@@ -3,7 +3,7 @@
 
 use std::io::{self, Write as _};
 
-use clap::Args;
+use clap::{Args, Command};
 use clap_complete::Shell;
 
 use crate::cli::generate::completions;
@@ -23,12 +23,12 @@ pub struct Arguments {
     shell: Shell,
 }
 
-/// Prints the completions.
+/// Prints the completions of the command line `all`.
 ///
 /// # Errors
 /// Fails if the output cannot be written.
-pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+pub fn run(arguments: &Arguments, all: &Command) -> anyhow::Result<()> {
     let mut out = io::stdout().lock();
-    out.write_all(&completions(arguments.shell))?;
+    out.write_all(&completions(all, arguments.shell))?;
     Ok(out.flush()?)
 }

@@ -2,7 +2,7 @@
 //! `whylate diff`: compares two recordings, or two spans of one.
 
 use std::collections::BTreeMap;
-use std::io::{self, Write as _};
+use std::io::Write as _;
 use std::path::PathBuf;
 
 use anyhow::anyhow;
@@ -15,9 +15,9 @@ use crate::cli::UsageError;
 use crate::cli::values::span;
 use crate::engine::replay::Replay;
 use crate::engine::ticks::{Lines, drive};
-use crate::render::json::write_line;
+use crate::json::write_line;
 use crate::render::text::diff;
-use crate::render::text::table::terminal_columns;
+use crate::render::text::fit::{Fit, terminal_columns};
 use crate::store::Span;
 use crate::store::play::{Recording, nothing_in_span};
 use crate::store::times::{Given, given};
@@ -83,7 +83,7 @@ impl Arguments {
             None => (self.before.clone().unwrap_or_default(), self.after.clone().unwrap_or_default()),
         };
         let other = self.other.as_ref().unwrap_or(&self.file);
-        let of = |path: &PathBuf, span| Recording { path: path.clone(), span, speed: None };
+        let of = |path: &PathBuf, span| Recording { path: path.clone(), span, speed: None, command: None };
         Ok([of(&self.file, before), of(other, after)])
     }
 }
@@ -97,7 +97,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if !arguments.all {
         found.rows.retain(|row| row.outcome.differs());
     }
-    let mut out = io::BufWriter::new(io::stdout().lock());
+    let mut out = Fit::stdout(!arguments.json);
     if arguments.json {
         write_line(&mut out, &found)?;
     } else {

@@ -4,9 +4,8 @@
 use std::io::{self, BufWriter, Write};
 
 use clap::Args;
-use whylate_sources::capabilities;
 
-use crate::render::text::table::terminal_columns;
+use crate::render::text::fit::terminal_columns;
 use crate::render::text::{doctor, doctor_json};
 
 /// Show what this kernel can do, source by source, and what would enable more
@@ -26,7 +25,7 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    let found = capabilities::probe();
+    let found = whylate_sources::probe();
     let mut out = BufWriter::new(io::stdout().lock());
     if arguments.json {
         doctor_json::write(&found, &mut out)?;

@@ -1,11 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Exit statuses: one rule for all commands, and the commands that differ from it.
 
-use std::io;
-
 use whylate_model::sources::TIMERLAT;
-
-use crate::cli::UsageError;
 
 /// Success.
 pub const SUCCESS: u8 = 0;
@@ -24,7 +20,7 @@ pub const LATE: u8 = 4;
 pub const STATUSES: [(&str, &str); 5] = [
     ("0", "Success."),
     ("1", "Failure, or nothing to show: no data in that span, or nothing that matches."),
-    ("2", "Usage error. The same if a process, CPU, disk, cgroup, user or file that is named does not exist."),
+    ("2", "Usage error, or a process, CPU, disk, cgroup, user or file that is named does not exist."),
     ("3", "Not permitted, or not supported by this kernel."),
     ("4", "With --fail-if-late: something was late."),
 ];
@@ -34,8 +30,8 @@ const OTHERS: [(&str, &[(&str, &str)]); 3] = [
     (
         "timerlat",
         &[
-            ("1", "Failure or usage error, as of rtla."),
-            ("2", "A threshold stopped the measurement, as of rtla from Linux 6.16 on."),
+            ("1", "Failure or usage error, as in rtla."),
+            ("2", "A threshold stopped the measurement, as in rtla of Linux 6.16 and later."),
         ],
     ),
     (
@@ -63,27 +59,16 @@ pub fn usage() -> u8 {
     if is_timerlat { FAILURE } else { USAGE }
 }
 
-/// Makes the error of opening a file that the user names a usage error if there is no such file.
-///
-/// # Errors
-/// Fails if `opened` has.
-pub fn existing<T>(opened: io::Result<T>) -> anyhow::Result<T> {
-    opened.map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound => UsageError(error.into()).into(),
-        _ => error.into(),
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn page_has_every_status() {
-        let page = include_str!("../../../../docs/exit-status.md");
+        let page = include_str!("../../../../docs/command-line.md");
         for (status, meaning) in STATUSES.iter().chain(OTHERS.iter().flat_map(|(_, own)| *own)) {
             let row = format!("| {} | {meaning} |", if *status == "*" { "any" } else { status });
-            assert!(page.contains(&row), "docs/exit-status.md has no row {row}");
+            assert!(page.contains(&row), "docs/command-line.md has no row {row}");
         }
     }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `whylate export`: converts a recording to formats of other tools.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use clap::{ArgGroup, Args};
@@ -11,41 +11,67 @@ use crate::cli::arguments::Within;
 use crate::engine::replay::Replay;
 use crate::engine::ticks::{Lines, drive};
 use crate::render::export::{Destination, Export};
+use crate::render::extension::{Extension, chosen};
 use crate::store::play::Recording;
 
 /// Export a recording as a trace for Perfetto, or as tables for SQL engines and spreadsheets
 ///
 /// A recording can be queried as it is, too: it is JSON lines in zstd frames. docs/sql.md has queries for both.
 #[derive(Debug, Args)]
-#[command(group = ArgGroup::new("form").required(true).multiple(true).args(["perfetto", "parquet", "csv"]))]
-#[command(override_usage = "whylate export FILE [--perfetto OUT] [--parquet DIR] [--csv DIR]")]
+#[command(group = ArgGroup::new("form").required(true).multiple(true).args(["output", "perfetto", "parquet", "csv"]))]
+#[command(override_usage = "whylate export FILE -o OUT [-o OUT]...")]
 #[command(after_help = "\
 examples:
     # a trace to open at https://ui.perfetto.dev
-    whylate export web1.whylate --perfetto web1.perfetto-trace
+    whylate export web1.whylate -o web1.perfetto-trace
     # five minutes of it
-    whylate export web1.whylate --at 10:00..10:05 --perfetto late.trace
-    # tables in a directory: web1/late.parquet, ...
-    whylate export web1.whylate --parquet web1
+    whylate export web1.whylate --at 10:00..10:05 -o late.perfetto-trace
+    # tables in a directory: web1.parquet/late.parquet, ...
+    whylate export web1.whylate -o web1.parquet/
     # query them
-    duckdb -c \"FROM 'web1/causes.parquet'\"
+    duckdb -c \"FROM 'web1.parquet/causes.parquet'\"
     # as CSV, for spreadsheets
-    whylate export web1.whylate --csv web1")]
+    whylate export web1.whylate -o web1.csv/")]
 pub struct Arguments {
     /// A recording
     #[arg(value_name = "FILE")]
     file: PathBuf,
     #[command(flatten)]
     within: Within,
-    /// Write a Perfetto trace of late events, their causes, and counters
-    #[arg(long, value_name = "OUT")]
+    /// Write late events, their causes, and counters; its extension sets the format: .perfetto-trace for a trace,
+    /// .parquet/ or .csv/ for a directory of tables
+    #[arg(short, long, value_name = "OUT")]
+    output: Vec<PathBuf>,
+    /// Former spelling: a Perfetto trace with any name
+    #[arg(long, value_name = "OUT", hide = true)]
     perfetto: Option<PathBuf>,
-    /// Write Parquet tables into this directory
-    #[arg(long, value_name = "DIRECTORY")]
+    /// Former spelling: Parquet tables in a directory with any name
+    #[arg(long, value_name = "DIRECTORY", hide = true)]
     parquet: Option<PathBuf>,
-    /// Write the same tables as CSV into this directory
-    #[arg(long, value_name = "DIRECTORY")]
+    /// Former spelling: CSV tables in a directory with any name
+    #[arg(long, value_name = "DIRECTORY", hide = true)]
     csv: Option<PathBuf>,
+}
+
+/// Format of an export.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Form {
+    Perfetto,
+    Parquet,
+    Csv,
+}
+
+const FORMS: [(Extension, Form); 3] =
+    [(Extension::Perfetto, Form::Perfetto), (Extension::Parquet, Form::Parquet), (Extension::Csv, Form::Csv)];
+
+impl Arguments {
+    /// Returns the outputs with their formats.
+    fn outputs(&self) -> anyhow::Result<Vec<(Form, &Path)>> {
+        let former = [(Form::Perfetto, &self.perfetto), (Form::Parquet, &self.parquet), (Form::Csv, &self.csv)];
+        let former = former.into_iter().filter_map(|(form, path)| Some(anyhow::Ok((form, path.as_deref()?))));
+        let named = self.output.iter().map(|path| anyhow::Ok((chosen(path, &FORMS)?, path.as_path())));
+        former.chain(named).collect()
+    }
 }
 
 /// Exports the recording.
@@ -53,16 +79,20 @@ pub struct Arguments {
 /// # Errors
 /// Fails if the file is not a recording, has no snapshots within the span, or an output cannot be written.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    let recording = Recording { path: arguments.file.clone(), span: arguments.within.span(), speed: None };
-    let mut replay = Replay::of_lines(match arguments.perfetto {
-        Some(_) => recording.play_with_clocks()?,
-        None => recording.play()?,
+    let outputs = arguments.outputs()?;
+    let recording =
+        Recording { path: arguments.file.clone(), span: arguments.within.span(), speed: None, command: None };
+    let mut replay = Replay::of_lines(match outputs.iter().any(|(form, _)| *form == Form::Perfetto) {
+        true => recording.play_with_clocks()?,
+        false => recording.play()?,
     });
     let destination = Destination::for_recording(&arguments.file)?;
-    let perfetto = arguments.perfetto.as_deref().map(|path| destination.perfetto(path, replay.header()));
-    let parquet = arguments.parquet.as_deref().map(|directory| destination.parquet(directory));
-    let csv = arguments.csv.as_deref().map(|directory| destination.csv(directory));
-    let mut exports: Vec<Box<dyn Export>> = [perfetto, parquet, csv].into_iter().flatten().collect::<Result<_, _>>()?;
+    let started = outputs.into_iter().map(|(form, path)| match form {
+        Form::Perfetto => destination.perfetto(path, replay.header()),
+        Form::Parquet => destination.parquet(path),
+        Form::Csv => destination.csv(path),
+    });
+    let mut exports: Vec<Box<dyn Export>> = started.collect::<Result<_, _>>()?;
     let mut lines = Lines(|line: Line| {
         exports.iter_mut().try_for_each(|export| export.line(&line)).context("cannot write the export")
     });

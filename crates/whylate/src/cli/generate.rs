@@ -6,14 +6,19 @@ use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use clap::{Args, Command, CommandFactory, ValueEnum};
+use clap::{Args, Command, ValueEnum};
 use clap_complete::{Generator as _, Shell};
 use clap_mangen::Man;
 
 use crate::cli::exit_status;
-use crate::cli::parser::{Cli, EXAMPLES};
 
 const NAME: &str = "whylate";
+/// Beginning of the examples in the help of a command. A comment precedes each command.
+pub const EXAMPLES: &str = "examples:\n";
+/// Date of the man pages: that of the last change of the command line.
+const DATE: &str = "2026-11-29";
+/// Maximum length of a line of a man page, in bytes.
+const WIDTH: usize = 79;
 /// Man page of the file format: name and text.
 const RECORDING_PAGE: (&str, &str) = ("whylate-recording.5", include_str!("../../../../docs/whylate-recording.5"));
 
@@ -25,10 +30,7 @@ const ENVIRONMENT: [(&str, &str); 3] = [
 ];
 /// Files.
 const FILES: [(&str, &str); 2] = [
-    (
-        "/run/whylate/",
-        "Kernel settings that a running whylate has changed; the next one restores those of a killed one.",
-    ),
+    ("/run/whylate/", "Kernel settings that whylate has changed. If it is killed, the next whylate restores them."),
     (
         "/sys/kernel/tracing/instances/whylate\\-PID",
         "Tracing instance of a running whylate, where it uses the kernel's tracers.",
@@ -55,29 +57,36 @@ enum What {
     Completions,
 }
 
-pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+/// Writes the files for the command line `all`.
+///
+/// # Errors
+/// Fails if a file cannot be written.
+pub fn run(arguments: &Arguments, all: &Command) -> anyhow::Result<()> {
     let directory = &arguments.directory;
     fs::create_dir_all(directory).with_context(|| format!("cannot create the directory {}", directory.display()))?;
     match arguments.what {
-        What::Man => man_pages(directory)
+        What::Man => man_pages(all, directory)
             .and_then(|()| fs::write(directory.join(RECORDING_PAGE.0), RECORDING_PAGE.1))
             .with_context(|| format!("cannot write the man pages to {}", directory.display()))?,
-        What::Completions => write_completions(directory)?,
+        What::Completions => write_completions(all, directory)?,
     }
     Ok(())
 }
 
 /// Writes the man pages of all visible commands.
-fn man_pages(directory: &Path) -> io::Result<()> {
+fn man_pages(all: &Command, directory: &Path) -> io::Result<()> {
     fn write(command: &Command, directory: &Path) -> io::Result<()> {
         for command in command.get_subcommands().filter(|command| !command.is_hide_set()) {
             write(command, directory)?;
         }
         let page =
             Man::new(command.clone()).source(format!("whylate {}", env!("CARGO_PKG_VERSION"))).manual("User Commands");
-        fs::write(directory.join(page.get_filename()), man_page(&page, command)?)
+        let name = page.get_filename();
+        let title = name.trim_end_matches(".1").to_uppercase();
+        let text = man_page(&page.title(title).date(DATE), command)?;
+        fs::write(directory.join(name), tidy(&String::from_utf8_lossy(&text)))
     }
-    let mut command = documented_command();
+    let mut command = documented_command(all);
     command.build();
     write(&command, directory)
 }
@@ -118,6 +127,34 @@ fn man_page(page: &Man, command: &Command) -> io::Result<Vec<u8>> {
     Ok(out)
 }
 
+/// Makes a page as mandoc(1) wants it: without needless breaks, and with lines of at most 80 bytes outside of examples.
+fn tidy(page: &str) -> String {
+    let (mut tidy, mut is_filled) = (String::new(), true);
+    for line in page.replace(".br\n\n.br\n", ".sp\n").replace("\n\n.br\n", "\n.sp\n").lines() {
+        is_filled = line != ".nf" && (is_filled || line == ".fi");
+        let mut width = 0;
+        for word in line.split(' ') {
+            let is_next = width > 0 && is_filled && !line.starts_with('.') && width + 1 + word.len() > WIDTH;
+            match width {
+                0 => {}
+                _ if is_next => tidy.push('\n'),
+                _ => tidy.push(' '),
+            }
+            if is_next {
+                width = 0;
+                // At the start of a line, these would begin a request.
+                if word.starts_with(['.', '\'']) {
+                    tidy.push_str("\\&");
+                }
+            }
+            tidy.push_str(word);
+            width += word.len() + 1;
+        }
+        tidy.push('\n');
+    }
+    tidy
+}
+
 /// Writes the synopsis, with the values of options.
 fn write_synopsis(out: &mut dyn io::Write, command: &Command) -> io::Result<()> {
     let path = command.get_bin_name().unwrap_or(NAME);
@@ -151,24 +188,23 @@ fn escaped(text: &str) -> String {
     lines.join("\n")
 }
 
-fn write_completions(directory: &Path) -> anyhow::Result<()> {
+fn write_completions(all: &Command, directory: &Path) -> anyhow::Result<()> {
     for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
-        fs::write(directory.join(shell.file_name(NAME)), completions(shell))
+        fs::write(directory.join(shell.file_name(NAME)), completions(all, shell))
             .with_context(|| format!("cannot write the {shell} completions to {}", directory.display()))?;
     }
     Ok(())
 }
 
 /// Returns the completions for a shell. In memory, as clap_complete panics where it cannot write.
-pub fn completions(shell: Shell) -> Vec<u8> {
+pub fn completions(all: &Command, shell: Shell) -> Vec<u8> {
     let mut text = Vec::new();
-    clap_complete::generate(shell, &mut documented_command(), NAME, &mut text);
+    clap_complete::generate(shell, &mut documented_command(all), NAME, &mut text);
     text
 }
 
 /// Returns the command line without hidden commands: clap's completions would offer them, and clap cannot remove one.
-fn documented_command() -> Command {
-    let all = Cli::command();
+fn documented_command(all: &Command) -> Command {
     let mut shown = Command::new(NAME)
         .version(env!("CARGO_PKG_VERSION"))
         .propagate_version(true)
@@ -192,12 +228,15 @@ fn documented_command() -> Command {
 mod tests {
     use std::collections::BTreeSet;
 
+    use clap::CommandFactory as _;
+
     use super::*;
+    use crate::cli::parser::Cli;
 
     fn generate(what: What) -> (tempfile::TempDir, BTreeSet<String>) {
         let parent = tempfile::tempdir().expect("a temporary directory");
         let directory = parent.path().join("made/on/demand");
-        run(&Arguments { what, directory: directory.clone() }).expect("the files are written");
+        run(&Arguments { what, directory: directory.clone() }, &Cli::command()).expect("the files are written");
         let names = fs::read_dir(directory)
             .expect("the directory is there")
             .map(|file| file.expect("a file").file_name().to_string_lossy().into_owned())
@@ -232,6 +271,27 @@ mod tests {
     }
 
     #[test]
+    fn mandoc_finds_nothing_wrong_with_man_pages() {
+        let (parent, pages) = generate(What::Man);
+        let mut lint = std::process::Command::new("mandoc");
+        lint.args(["-T", "lint"]).args(&pages).current_dir(parent.path().join("made/on/demand"));
+        let Ok(output) = lint.output() else {
+            println!("skipped: mandoc is not installed");
+            return;
+        };
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && said.is_empty(), "{said}");
+    }
+
+    #[test]
+    fn long_lines_of_man_pages_are_wrapped() {
+        let long = format!("{} .svg and more", "word ".repeat(15).trim_end());
+        let page = format!("{long}\n.nf\n{long}\n.fi\nx\n.br\n\n.br\ny\n");
+        let wrapped = long.replace(" .svg", "\n\\&.svg");
+        assert_eq!(tidy(&page), format!("{wrapped}\n.nf\n{long}\n.fi\nx\n.sp\ny\n"));
+    }
+
+    #[test]
     fn each_shell_has_completions_without_hidden_commands() {
         let (parent, names) = generate(What::Completions);
         assert_eq!(names.iter().map(String::as_str).collect::<Vec<_>>(), ["_whylate", "whylate.bash", "whylate.fish"]);
@@ -244,8 +304,8 @@ mod tests {
 
     #[test]
     fn error_names_directory() {
-        let error =
-            run(&Arguments { what: What::Man, directory: "/dev/null/man".into() }).expect_err("not a directory");
+        let arguments = Arguments { what: What::Man, directory: "/dev/null/man".into() };
+        let error = run(&arguments, &Cli::command()).expect_err("not a directory");
         assert!(format!("{error:#}").starts_with("cannot create the directory /dev/null/man: "), "{error:#}");
     }
 }

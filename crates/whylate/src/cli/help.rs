@@ -4,10 +4,10 @@
 use std::io::{self, Write as _};
 
 use anyhow::anyhow;
-use clap::Args;
+use clap::{Args, Command};
 use whylate_model::sources::{CARDS, named};
 
-use crate::cli::{UsageError, parser};
+use crate::cli::UsageError;
 use crate::render::text::lost;
 
 /// Show the help of a command, or explain the reasons for lost events
@@ -21,16 +21,16 @@ examples:
     # the reasons of one source
     whylate help lost wq")]
 pub struct Arguments {
-    /// A command, or `lost`, with or without a source
+    /// A command, or `lost`, optionally followed by a source
     #[arg(value_name = "TOPIC")]
     topic: Vec<String>,
 }
 
-/// Prints the help.
+/// Prints the help of a part of the command line `all`.
 ///
 /// # Errors
 /// Fails if there is no such topic, or the output cannot be written.
-pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+pub fn run(arguments: &Arguments, mut all: Command) -> anyhow::Result<()> {
     let topic: Vec<&str> = arguments.topic.iter().map(String::as_str).collect();
     let missing = || UsageError(anyhow!("there is no help on {} (see `whylate --help`)", topic.join(" ")));
     let mut out = io::stdout().lock();
@@ -38,7 +38,6 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         ["lost"] => lost::write(&mut out, &CARDS)?,
         ["lost", source] => lost::write(&mut out, &[named(source).ok_or_else(missing)?])?,
         _ => {
-            let mut all = parser::command();
             all.build();
             let mut command = &mut all;
             for name in &topic {

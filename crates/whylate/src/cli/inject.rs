@@ -33,12 +33,12 @@ enum What {
     /// In that time the CPU takes no interrupt and runs nothing else: no timer fires there, and no thread is woken.
     /// Another CPU that needs an answer from it, to flush a TLB for instance, waits as well.
     ///
-    /// Only one CPU is disturbed at a time, by one `whylate inject` at a time, so that the others can go on.
+    /// Only one CPU is disturbed at a time (a second `whylate inject` is refused), so that the other CPUs can go on.
     #[command(after_help = "\
 examples:
     # 5 times 10 ms, one every 200 ms, on the current CPU
     whylate inject irqs-off
-    # for sources that see short ones
+    # 100 shorter ones, on CPU 1
     whylate inject irqs-off --for 500us --times 100 --cpu 1
     # for a program to compare
     whylate inject irqs-off --json")]
@@ -49,7 +49,7 @@ examples:
     /// Interrupts are still served, but no other thread is switched in, however urgent. In a non-preemptible kernel, all
     /// kernel code behaves like this anyway.
     ///
-    /// Only one CPU is disturbed at a time, by one `whylate inject` at a time, so that the others can go on.
+    /// Only one CPU is disturbed at a time (a second `whylate inject` is refused), so that the other CPUs can go on.
     #[command(after_help = "\
 examples:
     # 5 times 10 ms, one every 200 ms, on the current CPU
@@ -64,12 +64,12 @@ examples:
     /// The softirq is HRTIMER, with the callback of a BPF timer (Linux 5.15 and later); with PREEMPT_RT it runs in the
     /// CPU's ktimers thread. Interrupts are still served; threads and other softirqs on that CPU wait.
     ///
-    /// Only one CPU is disturbed at a time, by one `whylate inject` at a time, so that the others can go on.
+    /// Only one CPU is disturbed at a time (a second `whylate inject` is refused), so that the other CPUs can go on.
     #[command(after_help = "\
 examples:
     # 5 times 10 ms, one every 200 ms, on the current CPU
     whylate inject softirq
-    # for sources that see short ones
+    # 100 shorter ones, on CPU 1
     whylate inject softirq --for 2ms --times 100 --cpu 1
     # for a program to compare
     whylate inject softirq --json")]

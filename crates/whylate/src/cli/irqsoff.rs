@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `whylate irqsoff`: culprits of disabled interrupts or preemption.
 
-mod import;
-
 use std::path::PathBuf;
 
 use clap::{ArgGroup, Args};
+use whylate_model::late::Thresholds;
 use whylate_model::sources::IRQSOFF;
 use whylate_sources::irqsoff::{IrqsoffOptions, What, console_level};
 
 use crate::cli::arguments::{Explain, Record, Schedule};
+use crate::cli::import::{self, interrupts};
+use crate::cli::runner::{Query, Stream, drive};
 use crate::cli::values::{Cpus, duration_ns, period};
 use crate::cli::{Origin, SUCCESS};
-use crate::engine::late_buffer::Keep;
-use crate::engine::runner::{Lates, Query, Stream, drive};
 use crate::render::text::Output;
+use crate::render::text::fit::terminal_columns;
 use crate::render::text::irqsoff::{IrqsoffText, IrqsoffTextOptions, timers};
-use crate::render::text::table::terminal_columns;
+use crate::store::late_buffer::Keep;
 
 /// Who disables interrupts or preemption, and for how long
 #[derive(Debug, Args)]
@@ -41,7 +41,7 @@ examples:
     # one CPU, with a timer due each 100 us
     whylate irqsoff -c 3 --period 100us
     # a latency trace of ftrace, or a capture of trace_pipe
-    whylate irqsoff --import trace.txt")]
+    whylate import trace.txt")]
 #[command(
     group = ArgGroup::new("late_lengths").args(["slower", "why"]).multiple(true),
     mut_arg("worst", |worst| worst.help("Print the N longest times with interrupts off, with their stacks, at each output [default: 1, or none if lines are printed live]"))
@@ -87,10 +87,8 @@ pub struct Arguments {
     /// ticks, or need_resched with --preempt
     #[arg(long, value_name = "BACKEND", default_value = "auto")]
     backend: String,
-    /// Read what ftrace has written, and measure nothing: a latency trace of irqsoff, preemptoff or preemptirqsoff, a
-    /// capture of trace_pipe with irq_disable, irq_enable, irq_handler_* and hrtimer_*, or both in one file; - for
-    /// standard input
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["interval", "count", "duration", "cpus", "backend", "period", "min", "preempt", "timers", "timer_test", "fail_if_late"])]
+    /// Former name of `whylate import`
+    #[arg(long, value_name = "FILE", hide = true, conflicts_with_all = ["output", "interval", "count", "duration", "cpus", "backend", "period", "min", "preempt", "timers", "timer_test", "fail_if_late"])]
     pub(crate) import: Option<PathBuf>,
 }
 
@@ -100,7 +98,7 @@ impl Arguments {
             histogram: self.histogram,
             timer_test: self.timer_test,
             preempt: self.preempt,
-            is_import: self.import.is_some(),
+            is_import: false,
             lines_from_ns: self.lines().then(|| self.lines_from_ns()),
             worst: self.worst(),
             from_ns: self.options().from_ns,
@@ -112,9 +110,14 @@ impl Arguments {
         Explain { worst: None, ..self.explain }.with_limit_of(&IRQSOFF).why
     }
 
+    fn thresholds(&self) -> Thresholds {
+        let show_ns = self.slower.or(self.timer_test);
+        Thresholds { show_ns, explain_ns: self.why_ns(), worst: self.worst() }
+    }
+
     /// Returns whether late events are printed as they happen.
     pub(crate) fn lines(&self) -> bool {
-        self.slower.is_some() || self.why_ns().is_some() || self.timer_test.is_some()
+        self.lines_from_ns() < u64::MAX
     }
 
     pub(crate) fn lines_from_ns(&self) -> u64 {
@@ -155,7 +158,13 @@ impl Arguments {
 /// Fails if the source cannot attach, or the output cannot be written.
 pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<u8> {
     if let Some(file) = &arguments.import {
-        return import::run(arguments, file).map(|()| SUCCESS);
+        let selection = interrupts::Selection {
+            histogram: arguments.histogram,
+            lines_from_ns: arguments.lines().then(|| arguments.lines_from_ns()),
+            worst: arguments.worst(),
+            json: arguments.schedule.json,
+        };
+        return import::read(file, |input| interrupts::print(selection, input)).map(|()| SUCCESS);
     }
     let mut text: Box<dyn Output> = match arguments.timers {
         true => Box::new(timers::TimerText::new(arguments.histogram, terminal_columns())),
@@ -163,13 +172,12 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<u8> {
     };
     // Preemption-off sections are only counted when late events are drained.
     let has_late_events = arguments.lines() || arguments.worst().is_some() || arguments.preempt;
-    let late = Lates { slower_ns: arguments.slower.or(arguments.timer_test), why_ns: arguments.why_ns() };
     let query = Query {
         source: &arguments.options(),
         schedule: arguments.schedule,
         explain: arguments.explain,
         keep: arguments.keep(),
-        late: has_late_events.then_some(late),
+        late: has_late_events.then_some(arguments.thresholds()),
         only: &|_| true,
     };
     let stream = Stream::open(origin, &query, arguments.record.output.as_deref())?;

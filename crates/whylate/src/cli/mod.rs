@@ -11,6 +11,7 @@ pub mod export;
 pub mod foreign;
 pub mod generate;
 pub mod help;
+pub mod import;
 pub mod inject;
 pub mod irqsoff;
 pub mod offcpu;
@@ -21,6 +22,7 @@ pub mod record;
 pub mod replay;
 pub mod report;
 pub mod run;
+pub mod runner;
 pub mod selftest;
 pub mod sqpoll;
 pub mod timerlat;
@@ -28,14 +30,11 @@ pub mod top;
 pub mod values;
 pub mod wq;
 
-use std::error::Error;
-use std::fmt;
-use std::fs::File;
-use std::io::{self, BufRead, BufReader, Write as _};
-use std::path::Path;
+use std::io::{self, Write as _};
 use std::process::ExitCode;
 
-use anyhow::{Context as _, anyhow};
+use anyhow::anyhow;
+use clap::CommandFactory as _;
 use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
 use whylate_model::sources::{CARDS, named};
@@ -43,44 +42,14 @@ use whylate_sources::AttachError;
 use whylate_sources::kernel::pid_namespace;
 use whylate_sources::kernel::restore::{self, PutBack};
 
-pub use exit_status::{FAILURE, LATE, SUCCESS, THRESHOLD_HIT, existing, usage as usage_status};
+pub use exit_status::{FAILURE, LATE, SUCCESS, THRESHOLD_HIT, usage as usage_status};
 
 use crate::cli::exit_status::NOT_POSSIBLE;
 use crate::cli::parser::{Cli, Command};
+use crate::errors::what_to_do;
+pub use crate::errors::{UsageError, existing};
 use crate::render::{color, text};
 use crate::store::play::Recording;
-
-/// Usage error: arguments that are valid one by one, but not together, or the name of something that does not exist.
-#[derive(Debug)]
-pub struct UsageError(pub anyhow::Error);
-
-impl fmt::Display for UsageError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl Error for UsageError {}
-
-/// Prints which modifications of an imported file's lines were undone, as undoing may change names.
-pub(crate) fn undid(undone: &[String]) {
-    if !undone.is_empty() {
-        say!("whylate: undid what was done to the file's lines: {}", undone.join(", "));
-    }
-}
-
-/// Reads a file to import, or standard input for `-`.
-///
-/// # Errors
-/// Fails if the file cannot be opened, or `read` fails.
-pub(crate) fn import(file: &Path, read: impl FnOnce(Box<dyn BufRead>) -> anyhow::Result<()>) -> anyhow::Result<()> {
-    let named = || format!("cannot import {}", file.display());
-    if file == Path::new("-") {
-        return read(Box::new(io::stdin().lock())).with_context(named);
-    }
-    let input = BufReader::with_capacity(1 << 20, existing(File::open(file)).with_context(named)?);
-    read(Box::new(input)).with_context(named)
-}
 
 /// Origin of snapshots.
 #[derive(Clone, Debug)]
@@ -143,17 +112,29 @@ fn perform(cli: Cli, origin: &Origin) -> anyhow::Result<u8> {
             Err(UsageError(anyhow!("that command cannot be replayed (name a source, or none for the overview)")).into())
         }
         Command::Record(arguments) => record::run(&arguments).map(|()| SUCCESS),
-        Command::Replay(arguments) => replay::run(&arguments),
+        Command::Replay(arguments) => perform_on(&arguments),
         Command::Diff(arguments) => diff::run(&arguments).map(|()| SUCCESS),
         Command::Export(arguments) => export::run(&arguments).map(|()| SUCCESS),
+        Command::Import(arguments) => import::run(&arguments).map(|()| SUCCESS),
         Command::Report(arguments) => report::run(&arguments).map(|()| SUCCESS),
         Command::Run(arguments) => run::run(&arguments),
         Command::Selftest(arguments) => selftest::run(&arguments),
         Command::Inject(arguments) => inject::run(&arguments).map(|()| SUCCESS),
         Command::Doctor(arguments) => doctor::run(&arguments).map(|()| SUCCESS),
-        Command::Help(arguments) => help::run(&arguments).map(|()| SUCCESS),
-        Command::Completions(arguments) => completions::run(&arguments).map(|()| SUCCESS),
-        Command::Generate(arguments) => generate::run(&arguments).map(|()| SUCCESS),
+        Command::Help(arguments) => help::run(&arguments, parser::command()).map(|()| SUCCESS),
+        Command::Completions(arguments) => completions::run(&arguments, &Cli::command()).map(|()| SUCCESS),
+        Command::Generate(arguments) => generate::run(&arguments, &Cli::command()).map(|()| SUCCESS),
+    }
+}
+
+/// Runs the command of `whylate replay` on its recording. Returns the exit status.
+fn perform_on(replay: &replay::Arguments) -> anyhow::Result<u8> {
+    match parser::parse_words(&replay.command) {
+        Ok(cli) => perform(cli, &replay.origin()),
+        Err(error) => {
+            parser::print(&error)?;
+            Ok(if error.use_stderr() { usage_status() } else { SUCCESS })
+        }
     }
 }
 
@@ -179,6 +160,7 @@ fn prints_numbers(command: Option<&Command>) -> bool {
             Command::Replay(_)
             | Command::Diff(_)
             | Command::Export(_)
+            | Command::Import(_)
             | Command::Doctor(_)
             | Command::Help(_)
             | Command::Completions(_)
@@ -231,14 +213,6 @@ pub fn end(result: anyhow::Result<u8>) -> ExitCode {
     }
 }
 
-/// Returns a remedy to append to a message that only has the kernel's error.
-pub fn what_to_do(message: &str) -> &'static str {
-    match message.ends_with("(os error 24)") {
-        true => ": raise the limit on open files, e.g. with ulimit -n 4096",
-        false => "",
-    }
-}
-
 /// Returns whether the reader of standard output has closed the pipe, which is a normal end.
 fn is_closed_pipe(error: &anyhow::Error) -> bool {
     error
@@ -252,18 +226,5 @@ fn exit_status(error: &anyhow::Error) -> u8 {
         Some(AttachError::UnknownBackend { .. } | AttachError::Contradiction(_)) => usage_status(),
         _ if error.chain().any(|cause| cause.is::<UsageError>()) => usage_status(),
         _ => FAILURE,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn suggests_ulimit_when_out_of_descriptors() {
-        let error =
-            anyhow::Error::from(io::Error::from_raw_os_error(Errno::MFILE.raw_os_error())).context("cannot attach");
-        assert!(what_to_do(&format!("{error:#}")).contains("ulimit -n"));
-        assert_eq!(what_to_do("cannot attach: Permission denied (os error 13)"), "");
     }
 }

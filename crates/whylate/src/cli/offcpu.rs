@@ -2,10 +2,9 @@
 //! `whylate offcpu`: where threads wait off CPU.
 
 mod diff;
-mod import;
 
 use std::fs::File;
-use std::io::{self, Read as _, Write};
+use std::io::{Read as _, Write};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -23,21 +22,25 @@ use whylate_sources::kernel::cgroups;
 use whylate_sources::offcpu::{CallGraph, Choice, KernelThreads, OffcpuOptions, Often, RATES_HZ, TRACE};
 
 use crate::cli::arguments::{Explain, Rank};
+use crate::cli::import::stacks;
+use crate::cli::runner::announce;
 use crate::cli::values::{duration_ns, seconds_ns};
 use crate::cli::{FAILURE, Origin, SUCCESS, UsageError, existing, present, record};
-use crate::engine::late_buffer::{Keep, LateBuffer};
-use crate::engine::live::{Feed, Live, NOW_AND_THEN, Pace};
+use crate::engine::feed::Feed;
+use crate::engine::live::{Live, NOW_AND_THEN, Pace};
 use crate::engine::replay::Replay;
 use crate::engine::ticks::{Sink, Tick, drive};
 use crate::engine::watch::Watch;
 use crate::files;
+use crate::render::extension::{Extension, chosen};
 use crate::render::json::JsonLines;
+use crate::render::text::fit::{Fit, terminal_columns};
 use crate::render::text::offcpu::chains::Chains;
 use crate::render::text::offcpu::file::{self, Form};
-use crate::render::text::offcpu::{blocked, flat, tree, value};
-use crate::render::text::table::terminal_columns;
+use crate::render::text::offcpu::{blocked, flat, threads, tree, value};
 use crate::render::text::waits::Waits;
 use crate::render::text::{Output, footer};
+use crate::store::late_buffer::{Keep, LateBuffer};
 use crate::store::play::Recording;
 use crate::store::{Recorder, about};
 
@@ -74,7 +77,7 @@ examples:
     # what waits more, and what less, than before
     whylate offcpu --diff before.folded after.folded -o diff.svg
     # stacks that another tool has written
-    whylate offcpu import procstat.txt -o sleep.svg"
+    whylate import procstat.txt -o sleep.svg"
 )]
 pub struct Arguments {
     #[command(subcommand)]
@@ -89,12 +92,12 @@ pub struct Arguments {
     /// End after this time (e.g. 10s, 5m, 1h)
     #[arg(short, long, value_parser = duration_ns)]
     duration: Option<u64>,
-    /// Write to a file; its extension sets the format: .svg, .folded, .pb.gz, .json or .speedscope.json, or .whylate for
-    /// a recording
+    /// Write to a file; its extension sets the format: .svg, .folded, .pb.gz, .speedscope.json, .json, or .whylate for a
+    /// recording
     ///
-    /// With --why, .svg and .folded have the chains of the explained waits: where each thread waited, who ended that
-    /// wait, where that one waited in turn, and what was done in that time, as wide as the first one's wait; .json has
-    /// the longest waits; the other formats cannot hold explained waits.
+    /// With --why, .svg and .folded have the chains of the explained waits: where each thread waited, which thread
+    /// ended that wait, where that thread waited in turn, and so on to what took the time; widths are parts of the
+    /// first thread's wait. .json has the longest waits. Explained waits do not fit into .pb.gz and .speedscope.json.
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
     /// Only the threads of this process
@@ -122,7 +125,7 @@ pub struct Arguments {
     #[arg(long, value_name = "FRAMES", default_value_t = 127, value_parser = clap::value_parser!(u32).range(1..=127))]
     max_depth: u32,
     /// How to unwind user stacks: by unwind information (.eh_frame), which programs without frame pointers have too, or
-    /// by frame pointers, from the innermost function's caller on
+    /// by frame pointers except for the innermost function, which often has none
     #[arg(long, value_enum, default_value_t = Callers::Rules, conflicts_with = "no_user")]
     call_graph: Callers,
     /// Show file and line of each user frame, and functions inlined there, where debug information is available; slower
@@ -134,7 +137,7 @@ pub struct Arguments {
     /// What stacks are grouped by
     #[arg(long, value_enum, default_value_t = By::Process)]
     by: By,
-    /// Print a row per place, with the rule that classified the wait
+    /// Print a row per call site, with the rule that classified the wait
     #[arg(long, conflicts_with = "output")]
     flat: bool,
     /// Read your own rules for classifying waits: on each line a class and a function, such as `lock my_mutex_lock`
@@ -153,7 +156,7 @@ pub struct Arguments {
     idle: bool,
     /// Print the threads that have been waiting for at least this long (e.g. 10s), and who holds what they wait for
     /// where the kernel knows, then exit
-    #[arg(long, value_name = "TIME", value_parser = duration_ns, conflicts_with_all = ["output", "duration"])]
+    #[arg(long, value_name = "DURATION", value_parser = duration_ns, conflicts_with_all = ["output", "duration"])]
     blocked: Option<u64>,
     /// Compare two profiles (folded or JSON): what waits more, and what less
     #[arg(long, num_args = 2, value_names = ["BEFORE", "AFTER"], conflicts_with_all = ["blocked", "json", "flat", "why"])]
@@ -175,10 +178,10 @@ pub struct Arguments {
 }
 
 /// Help text of `--why`.
-const LONG_WAITS: &str = "Explain each wait this long or longer (e.g. 5ms): what ran on the CPU that was waited for, or which thread ended the wait and what it did in that time; its causes add up to it";
+const LONG_WAITS: &str = "Explain each wait this long or longer (e.g. 5ms): what ran on the CPU that was waited for, or which thread ended the wait and what it did in that time; the causes add up to the wait";
 /// Help text of `--worst`.
 const WORST_WAITS: &str =
-    "Print and draw only the N longest waits; without --why, of 20ms or longer [default: print 10, draw all]";
+    "Print and draw only the N longest waits; without --why, of those of 20ms or longer [default: print 10, draw all]";
 /// Default number of longest waits that are shown.
 const WORST: usize = 10;
 
@@ -202,7 +205,9 @@ fn states(text: &str) -> Result<String, String> {
 
 #[derive(Debug, Subcommand)]
 enum Sub {
-    Import(import::Arguments),
+    /// Former name of `whylate import`
+    #[command(hide = true)]
+    Import(stacks::Arguments),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -399,17 +404,19 @@ impl Gathering {
 /// Fails if the source cannot attach, the recording cannot be read, or the output cannot be written.
 pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<u8> {
     if let Some(Sub::Import(arguments)) = &arguments.command {
-        return import::run(arguments).map(|()| SUCCESS);
+        return stacks::run(arguments).map(|()| SUCCESS);
     }
     if let Some([before, after]) = arguments.diff.as_deref() {
         return diff::run(before, after, arguments.output.as_deref()).map(|()| SUCCESS);
     }
     let explain = arguments.explain();
-    arguments.rank.needs(explain)?;
+    arguments.rank.needs(explain.thresholds(None))?;
     let record_to = arguments.output.as_deref().filter(|path| record::is_recording(path));
-    let form_of = if explain.why.is_some() { Form::from_path_explained } else { Form::from_path };
-    let form = match arguments.output.as_deref().filter(|_| record_to.is_none()) {
-        Some(path) => Some((path, form_of(path).map_err(UsageError)?)),
+    let forms = if explain.why.is_some() { &file::EXPLAINED[..] } else { &file::FORMS };
+    let forms: Vec<(Extension, Option<Form>)> = forms.iter().map(|&(of, form)| (of, Some(form))).collect();
+    let forms = [&forms[..], &[(Extension::Recording, None)]].concat();
+    let form = match arguments.output.as_deref() {
+        Some(path) => chosen(path, &forms)?.map(|form| (path, form)),
         None => None,
     };
     let draws_chains = explain.why.is_some() && matches!(form, Some((_, Form::Svg | Form::Folded)));
@@ -461,7 +468,7 @@ fn live(
     let header = about::of_one(OFFCPU.name, backend, arguments.explain().why);
     let recorder = store.map(|store| Recorder::start(store, header)).transpose()?;
     if arguments.blocked.is_none() && !arguments.json {
-        say!("{} ... Hit Ctrl-C to end.", what_is_done(arguments, backend));
+        announce(&what_is_done(arguments, backend), arguments.duration().is_some());
     }
     // Which threads are blocked now takes no time to measure.
     let duration_ns = arguments.blocked.map_or(arguments.duration(), |_| Some(0));
@@ -562,18 +569,19 @@ fn show(
             None => file::write(out, form, &snapshot, arguments.root(), arguments.hide_idle),
         });
         if let Some(waits) = waits.as_mut().filter(|_| !arguments.json) {
-            let mut out = io::stdout().lock();
+            let mut out = Fit::stdout(true);
             waits.write(&mut out, &snapshot)?;
             footer::write(&mut out, &snapshot)?;
+            out.flush()?;
         } else if let Some(gaps) = chains.as_ref().and_then(|chains| chains.gaps(&snapshot)) {
             say!("whylate: {gaps}");
         }
         return written.with_context(cannot);
     }
-    let mut out = io::BufWriter::new(io::stdout().lock());
+    let mut out = Fit::stdout(!arguments.json);
     if arguments.json {
         if let Some(least_ns) = arguments.blocked {
-            snapshot.stacks.retain(|stack| blocked::is_blocked(stack, least_ns));
+            snapshot.stacks.retain(|stack| threads::is_blocked(stack, least_ns));
         }
         JsonLines.snapshot(&mut out, snapshot)?;
     } else {

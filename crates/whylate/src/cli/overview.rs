@@ -9,10 +9,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, anyhow};
 use clap::Args;
 use jiff::tz::TimeZone;
-use whylate_model::overview::{Gatherer, Overview, Unmeasured};
-use whylate_model::recording::{Header, Line, Measured};
+use whylate_model::overview::{Gatherer, Overview, not_recorded};
+use whylate_model::recording::{Header, Line, Measured, Unmeasured};
 use whylate_model::sources::named;
-use whylate_model::units::format_ns;
 use whylate_model::{Card, LateEvent, Merger, Snapshot, Stack};
 
 use crate::cli::arguments::{OwnCpus, Rank, Record};
@@ -24,9 +23,9 @@ use crate::engine::replay::Replay;
 use crate::engine::sources::{self, Wish};
 use crate::engine::ticks::{Sink, Tick, add_lost, drive};
 use crate::engine::watch::Watch;
-use crate::render::json::write_line;
+use crate::json::write_line;
+use crate::render::text::fit::terminal_columns;
 use crate::render::text::overview::{self, Screen};
-use crate::render::text::table::terminal_columns;
 use crate::store::Recorder;
 use crate::store::play::Recording;
 
@@ -52,7 +51,7 @@ pub struct Arguments {
     /// One JSON object
     #[arg(long)]
     json: bool,
-    /// All worst events, lost events by reason, and what was not measured
+    /// Also the other worst events or waits, lost events by reason, and what was not measured
     #[arg(short, long)]
     verbose: bool,
     /// Exit with status 4 if anything was late
@@ -89,7 +88,8 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<u8> {
     let record_to = arguments.record.output.as_deref();
     if let Some(program) = arguments.of.program(origin)? {
         arguments.are_of_one_program()?;
-        return program::run(&program, arguments.duration_ns(), arguments.json).map(|()| SUCCESS);
+        let Arguments { json, verbose, .. } = *arguments;
+        return program::run(&program, arguments.duration_ns(), json, verbose).map(|()| SUCCESS);
     }
     let look = match origin {
         Origin::Recording(recording) => {
@@ -104,12 +104,15 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<u8> {
         }
         Origin::Live => live(arguments)?,
     };
-    let Some(look) = look else { return Ok(SUCCESS) };
+    let Some(mut look) = look else { return Ok(SUCCESS) };
     let mut out = io::BufWriter::new(io::stdout().lock());
     if arguments.json {
+        look.round_percentiles();
         write_line(&mut out, &look)?;
     } else {
-        let screen = Screen { columns: terminal_columns(), is_verbose: arguments.verbose, zone: TimeZone::system() };
+        let replay = if let Origin::Recording(recording) = origin { recording.command.clone() } else { None };
+        let (columns, zone) = (terminal_columns(), TimeZone::system());
+        let screen = Screen { columns, is_verbose: arguments.verbose, zone, replay };
         overview::write(&mut out, &look, &screen)?;
     }
     out.flush()?;
@@ -236,18 +239,9 @@ fn set_aside(snapshots: &mut Vec<(&'static Card, Snapshot)>, measured: &[Measure
         let nothing = measured.iter().find(|of| of.source == card.name).and_then(|of| of.nothing.clone());
         let has_lost = snapshot.lost.values().any(|&count| count > 0);
         match nothing.filter(|_| snapshot.series.is_empty() && !has_lost) {
-            Some(reason) => unmeasured.push(Unmeasured { source: card.name.to_owned(), reason }),
+            Some(reason) => unmeasured.push(Unmeasured::new(card.name, reason)),
             None => return true,
         }
         false
     });
-}
-
-/// Lists sources of a recording with a threshold above the overview's, so that late events are missing.
-pub fn not_recorded(sources: &[Measured]) -> impl Iterator<Item = Unmeasured> {
-    sources.iter().filter_map(|of| {
-        let (from_ns, own_ns) = (of.late_from_ns?, named(&of.source)?.events().late_from_ns);
-        let reason = format!("late events of {} and longer only: the recording has no others", format_ns(from_ns));
-        (from_ns > own_ns).then(|| Unmeasured { source: of.source.clone(), reason })
-    })
 }

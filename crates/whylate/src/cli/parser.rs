@@ -9,10 +9,11 @@ use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use whylate_model::sources;
 use whylate_model::units::is_printable;
 
+use crate::cli::generate::EXAMPLES;
 use crate::cli::values::seconds_ns;
 use crate::cli::{
-    block, completions, diff, doctor, export, foreign, generate, help, inject, irqsoff, offcpu, overview, record,
-    replay, report, run, selftest, sqpoll, timerlat, top, wq,
+    block, completions, diff, doctor, export, foreign, generate, help, import, inject, irqsoff, offcpu, overview,
+    record, replay, report, run, selftest, sqpoll, timerlat, top, wq,
 };
 use crate::render::color::When;
 
@@ -61,6 +62,7 @@ pub enum Command {
     Replay(replay::Arguments),
     Diff(Box<diff::Arguments>),
     Export(export::Arguments),
+    Import(import::Arguments),
     Report(report::Arguments),
     Inject(inject::Arguments),
     Selftest(selftest::Arguments),
@@ -73,15 +75,15 @@ pub enum Command {
 
 /// Help template with the examples before the list of options.
 const EXAMPLES_FIRST: &str = "{about}{after-help}\n\n{usage-heading} {usage}\n\n{all-args}";
-/// Beginning of the examples in the help of a command. A comment precedes each command.
-pub const EXAMPLES: &str = "examples:\n";
 /// Number of examples that `-h` has.
 const BRIEF_EXAMPLES: usize = 2;
 /// Maximum length of the description of a command in `whylate -h`, and of an option in `-h` of a command.
 const BRIEF_ABOUT: usize = 66;
+/// Maximum length of the first line of `whylate -h`.
+const BRIEF_TITLE: usize = 30;
 const BRIEF_HELP: usize = 50;
 /// Options that `-h` has, of commands with many.
-const MAIN_OPTIONS: [(&str, &[&str]); 11] = [
+const MAIN_OPTIONS: [(&str, &[&str]); 12] = [
     ("wq", &["table", "by", "slower", "why", "worst", "rank_by", "duration", "json", "output"]),
     ("timerlat", &["auto", "thread", "cpus", "duration", "worst", "why"]),
     ("timerlat top", &["quiet", "auto", "irq", "thread", "cpus", "duration", "worst", "why", "json"]),
@@ -92,14 +94,16 @@ const MAIN_OPTIONS: [(&str, &[&str]); 11] = [
     ("sqpoll sweep", &["filename", "iodepth", "bs", "rw", "runtime", "json"]),
     ("block", &["table", "by", "disk", "slower", "why", "worst", "rank_by", "duration", "json"]),
     ("top", &["every", "sources", "from", "to", "at", "pid", "comm", "cgroup", "history"]),
+    ("import", &["files", "output", "json", "pid", "comm", "slower", "worst", "by"]),
     ("record", &["output", "duration", "sources", "why", "every", "keep", "max_size", "ring", "on_late"]),
 ];
 /// Commands that are not sources, grouped for the help.
-const OTHERS: [(&str, &[&str]); 6] = [
+const OTHERS: [(&str, &[&str]); 7] = [
     ("Live screen", &["top"]),
     ("Programs", &["run"]),
     ("Recordings", &["record", "replay", "report", "diff", "export"]),
-    ("Proof", &["selftest", "inject"]),
+    ("Other tools", &["import"]),
+    ("Self-test", &["selftest", "inject"]),
     ("Machine", &["doctor"]),
     ("Help", &["help", "completions"]),
 ];
@@ -156,10 +160,11 @@ fn arranged(command: clap::Command, is_brief: bool) -> clap::Command {
         let lines: String = shown().map(line).collect();
         let template =
             format!("{{about}}\n\n{{usage-heading}} {{usage}}\n\n{lines}Options and examples: whylate --help");
-        return command.help_template(template).mut_subcommands(|command| briefly(command, ""));
+        let first = brief(&about(&command), BRIEF_TITLE).to_owned();
+        return command.about(first).help_template(template).mut_subcommands(|command| briefly(command, ""));
     }
     let line = |command: &clap::Command| format!("  {:<12}{}\n", command.get_name(), about(command));
-    let mut groups = "Look:\n  (none)      Watch this machine for 10 s with every available source\n  \
+    let mut groups = "Overview:\n  (none)      Watch this machine for 10 s with every available source\n  \
                       -p PID      Show what a program does with its time (also --comm, --cgroup)\n"
         .to_owned();
     groups += "\nSources:\n";
@@ -218,7 +223,10 @@ fn brief(text: &str, most: usize) -> &str {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+
     use super::*;
+    use crate::render::extension::EXTENSIONS;
 
     #[test]
     fn command_line_is_consistent() {
@@ -351,6 +359,82 @@ mod tests {
             let own = path.trim_start_matches("whylate").trim_start();
             assert!(examples.contains(own), "{path}: {examples}");
         });
+    }
+
+    const PAGE: &str = include_str!("../../../../docs/command-line.md");
+
+    /// Returns the cells of the table rows below a heading of the page.
+    fn rows(heading: &str) -> Vec<Vec<&'static str>> {
+        let section = PAGE.split("\n## ").find(|section| section.starts_with(heading)).expect("the heading");
+        let rows = section.lines().filter(|line| line.starts_with("| ")).skip(2);
+        rows.map(|row| row.trim_matches('|').split(" |").map(str::trim).collect()).collect()
+    }
+
+    /// Returns the texts in backquotes.
+    fn quoted(text: &'static str) -> impl Iterator<Item = &'static str> {
+        text.split('`').skip(1).step_by(2)
+    }
+
+    /// Calls `check` with each visible option with a long name, and the top-level name of its command.
+    fn each_option(check: &mut dyn FnMut(&str, &str, &clap::Arg)) {
+        each_command(command(), &mut |command, path, _| {
+            let top = path.split(' ').nth(1).unwrap_or("overview");
+            for arg in command.get_arguments().filter(|arg| !arg.is_hide_set() && arg.get_long().is_some()) {
+                check(path, top, arg);
+            }
+        });
+    }
+
+    #[test]
+    fn page_says_which_commands_have_an_option() {
+        const OF_CLAP: [&str; 2] = ["--help", "--version"];
+        let mut commands: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+        each_option(&mut |_, top, arg| {
+            let name = format!("--{}", arg.get_long().unwrap_or_default());
+            commands.entry(name).or_default().insert(top.to_owned());
+        });
+        let mut listed = BTreeSet::new();
+        for row in rows("Options of several commands") {
+            let named: BTreeSet<String> = quoted(row[2]).chain(quoted(row[3])).map(str::to_owned).collect();
+            for option in quoted(row[0]).filter(|option| option.starts_with("--")) {
+                assert!(listed.insert(option), "{option} has two rows");
+                let has = commands.get(option);
+                assert!(row[2] == "all" || has == Some(&named), "{option}: the page has {named:?}, not {has:?}");
+            }
+        }
+        let shared = commands.iter().filter(|(name, of)| of.len() > 1 && !OF_CLAP.contains(&name.as_str()));
+        let missing: Vec<_> = shared.filter(|(name, _)| !listed.contains(name.as_str())).collect();
+        assert!(missing.is_empty(), "docs/command-line.md lacks {missing:?}");
+    }
+
+    #[test]
+    fn lengths_of_time_need_a_unit() {
+        let units = rows("Units");
+        let names: Vec<&str> = quoted(units[0][0]).collect();
+        let mut checked = 0;
+        each_option(&mut |path, top, arg| {
+            let value = arg.get_value_names().and_then(|names| names.first()).map(ToString::to_string);
+            let value = value.unwrap_or_else(|| arg.get_id().as_str().to_uppercase());
+            let name = arg.get_long().unwrap_or_default();
+            // Other options of timerlat are rtla's.
+            let is_length = names.contains(&value.as_str()) && arg.get_action().takes_values();
+            if !is_length || top == "timerlat" && name != "why" {
+                return;
+            }
+            let refused = parsed(format!("{path} --{name} 5").trim_start_matches("whylate "));
+            let refused = refused.expect_err("a bare number has no unit");
+            assert!(refused.contains("add a unit"), "{path} --{name}: {refused}");
+            checked += 1;
+        });
+        assert!(checked > 25, "only {checked} options");
+    }
+
+    #[test]
+    fn page_has_each_extension() {
+        let rows = rows("Output files");
+        let of_page: Vec<(&str, &str)> = rows.iter().map(|row| (row[0].trim_matches('`'), row[1])).collect();
+        let known: Vec<(&str, &str)> = EXTENSIONS.iter().map(|(_, text, meaning)| (*text, *meaning)).collect();
+        assert_eq!(of_page, known);
     }
 
     #[test]

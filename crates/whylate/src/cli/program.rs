@@ -7,20 +7,23 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow};
 use clap::Args;
+use jiff::tz::TimeZone;
 use whylate_model::path::Query;
-use whylate_model::path::budget::{OutsideState, budget};
+use whylate_model::path::budget::{OutsideState, ProgramReport, budget};
 use whylate_model::path::history::Name;
 use whylate_model::path::watched::Watched;
 use whylate_model::units::format_ns;
 use whylate_sources::kernel::{cgroups, clock};
-use whylate_sources::paths::{Member, Program, Recorded, Recorder, StoppedThreads, priority};
+use whylate_sources::paths::{Member, Program, Recorded, Recorder, Stopped, StoppedThreads, priority};
 
 use crate::cli::{Origin, UsageError};
 use crate::engine::live::wait;
 use crate::engine::progress::Progress;
 use crate::engine::watch::{Ended, Watch};
-use crate::render::json::write_line;
-use crate::render::text::program::{self as text, ProgramReport};
+use crate::json::write_line;
+use crate::render::text::fit::terminal_columns;
+use crate::render::text::overview::Screen;
+use crate::render::text::program as text;
 
 /// Poll interval of the recorder.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
@@ -70,19 +73,21 @@ impl Of {
     }
 }
 
-/// Measures for `duration_ns`, and prints one screen.
+/// Measures for `duration_ns`, and prints one screen, or everything.
 ///
 /// # Errors
 /// Fails if nothing can be recorded, there is no such program, or the output cannot be written.
-pub fn run(program: &Program, duration_ns: u64, json: bool) -> anyhow::Result<()> {
+pub fn run(program: &Program, duration_ns: u64, json: bool, is_verbose: bool) -> anyhow::Result<()> {
     ensure_there(program, program.is_running().context("cannot read /proc")?).map_err(UsageError)?;
     let watch = Watch::new().context("cannot watch for Ctrl-C")?;
     let progress = Progress::new(format!("Looking at {}", name(program)));
     progress.show("attaching");
     let mut recorder = Recorder::start().context("cannot record what the CPUs do")?;
     let mut threads = program.threads().context("cannot read /proc")?;
+    let children = program.children();
     let throttled_before = throttled(&threads);
     let from_ns = clock::monotonic_ns();
+    recorder.span_begins(from_ns);
     let began = Instant::now();
     let end = began.checked_add(Duration::from_nanos(duration_ns));
     let mut seconds = None;
@@ -106,9 +111,12 @@ pub fn run(program: &Program, duration_ns: u64, json: bool) -> anyhow::Result<()
     for (tid, member) in program.threads_but(&threads).context("cannot read /proc")? {
         threads.insert(tid, Member { waits_in: None, is_outside_calls: false, ..member });
     }
+    recorder.take_in();
     let mut stopped = StoppedThreads::default();
-    let known: BTreeMap<u32, OutsideState> =
-        threads.iter().map(|(&tid, member)| (tid, known(tid, member, &mut stopped))).collect();
+    let mut known = |tid, member: &Member| {
+        outside_state(member, stopped.why_stopped(member.process, tid, recorder.shows_stop(tid)))
+    };
+    let known: BTreeMap<u32, OutsideState> = threads.iter().map(|(&tid, member)| (tid, known(tid, member))).collect();
     ensure_there(program, !threads.is_empty())?;
     let Recorded { past, births, deaths, mut lost, mut names } = recorder.finish(to_ns);
     let deaths: BTreeMap<u32, u64> = deaths.into_iter().collect();
@@ -157,6 +165,7 @@ pub fn run(program: &Program, duration_ns: u64, json: bool) -> anyhow::Result<()
     let seen = ProgramReport {
         name: name_of(program, &threads),
         processes: processes.len() as u64,
+        children,
         span_ns: to_ns - from_ns,
         budget,
         throttled,
@@ -166,7 +175,8 @@ pub fn run(program: &Program, duration_ns: u64, json: bool) -> anyhow::Result<()
     if json {
         write_line(&mut out, &seen)?;
     } else {
-        text::write(&mut out, &seen, &mut priority)?;
+        let screen = Screen { columns: terminal_columns(), is_verbose, zone: TimeZone::system(), replay: None };
+        text::write(&mut out, &seen, &screen, &mut priority)?;
     }
     Ok(out.flush()?)
 }
@@ -179,8 +189,7 @@ fn ensure_there(program: &Program, is_there: bool) -> anyhow::Result<()> {
 }
 
 /// Returns what is known of a thread at the end of the measurement.
-fn known(tid: u32, member: &Member, stopped: &mut StoppedThreads) -> OutsideState {
-    let stopped = stopped.why_stopped(member.process, tid);
+fn outside_state(member: &Member, stopped: Option<Stopped>) -> OutsideState {
     OutsideState {
         name: Name::new(&member.thread_name),
         waits_in: member.waits_in.clone(),

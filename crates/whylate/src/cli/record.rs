@@ -23,9 +23,10 @@ use crate::engine::progress::Progress;
 use crate::engine::sources::{self, Wish};
 use crate::engine::ticks::{Sink, Tick, drive};
 use crate::engine::watch::Watch;
-use crate::store::destination::{DirectoryStore, FileStore, Retention, RingStore, Store, When};
+use crate::render::extension::{Extension, chosen};
+use crate::store::destination::Store;
 use crate::store::recorder::Recorder;
-use crate::store::{EXTENSION, about};
+use crate::store::{DirectoryStore, EXTENSION, FileStore, Retention, RingStore, When, about};
 
 /// Default of `--min-free`.
 const MIN_FREE: &str = "100M";
@@ -106,7 +107,7 @@ fn max_size(text: &str) -> Result<u64, String> {
 
 /// Returns whether the file name has the extension of recordings.
 pub fn is_recording(path: &Path) -> bool {
-    path.extension().is_some_and(|extension| extension == EXTENSION)
+    Extension::from_path(path) == Some(Extension::Recording)
 }
 
 /// Creates the file that a command records to while it prints.
@@ -114,10 +115,8 @@ pub fn is_recording(path: &Path) -> bool {
 /// # Errors
 /// Fails if the file cannot be created, or has another extension.
 pub fn file(path: &Path) -> anyhow::Result<Box<dyn Store>> {
+    chosen(path, &[(Extension::Recording, ())])?;
     let name = printable(&path.to_string_lossy());
-    if !is_recording(path) {
-        return Err(UsageError(anyhow!("cannot record to {name}: its name must end in .{EXTENSION}")).into());
-    }
     let store = FileStore::create(path, 0).with_context(|| format!("cannot write {name}"))?;
     Ok(Box::new(store))
 }
@@ -163,7 +162,8 @@ impl Arguments {
             None => default_name(host)?,
         };
         if !is_recording(&path) {
-            let what = format!("name a file that ends in .{EXTENSION}, or a directory that ends in /");
+            let what =
+                format!("cannot write {}: its name must end in .{EXTENSION}, or in / for a directory", named(&path));
             return Err(UsageError(anyhow!(what)).into());
         }
         let name = named(&path);

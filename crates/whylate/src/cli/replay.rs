@@ -5,10 +5,11 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::Args;
+use whylate_model::units::printable;
 
+use crate::cli::Origin;
 use crate::cli::arguments::Within;
-use crate::cli::parser;
-use crate::cli::{Origin, SUCCESS, perform, usage_status};
+use crate::cli::values::quoted;
 use crate::store::play::Recording;
 
 /// Show a recording as if it were live, as the overview or any other command
@@ -36,7 +37,7 @@ pub struct Arguments {
     /// Replay at N times the original speed [default: as fast as it can be read]
     #[arg(long, value_name = "N", value_parser = speed)]
     speed: Option<f64>,
-    /// The command to show output of, with its options; none for the overview
+    /// Show the output of this command, with its options [default: the overview]
     #[arg(value_name = "COMMAND", trailing_var_arg = true, allow_hyphen_values = true)]
     pub(crate) command: Vec<OsString>,
 }
@@ -46,18 +47,26 @@ fn speed(text: &str) -> Result<f64, String> {
     if (0.01..=1e6).contains(&speed) { Ok(speed) } else { Err("give a number from 0.01 to 1000000".to_owned()) }
 }
 
-/// Shows the recording by the given command. Returns the exit status.
-///
-/// # Errors
-/// Fails if the file is not a recording, or has no data for the command.
-pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
-    let cli = match parser::parse_words(&arguments.command) {
-        Ok(cli) => cli,
-        Err(error) => {
-            parser::print(&error)?;
-            return Ok(if error.use_stderr() { usage_status() } else { SUCCESS });
+impl Arguments {
+    /// Returns the recording as the origin of the command's data.
+    pub fn origin(&self) -> Origin {
+        let command = Some(self.own_words());
+        Origin::Recording(Recording { path: self.file.clone(), span: self.within.span(), speed: self.speed, command })
+    }
+
+    /// Returns the command line of this process without the replayed command and without `--color`.
+    fn own_words(&self) -> String {
+        let words: Vec<OsString> = std::env::args_os().skip(1).collect();
+        let mut shown = vec!["whylate".to_owned()];
+        let mut own = words[..words.len().saturating_sub(self.command.len())].iter();
+        while let Some(word) = own.next() {
+            let word = word.to_string_lossy();
+            if word == "--color" {
+                own.next();
+            } else if !word.starts_with("--color=") {
+                shown.push(quoted(&printable(&word)));
+            }
         }
-    };
-    let recording = Recording { path: arguments.file.clone(), span: arguments.within.span(), speed: arguments.speed };
-    perform(cli, &Origin::Recording(recording))
+        shown.join(" ")
+    }
 }

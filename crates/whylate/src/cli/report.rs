@@ -5,15 +5,15 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, anyhow, bail};
+use anyhow::{Context as _, bail};
 use clap::Args;
 use whylate_model::recording::Header;
 use whylate_model::units::printable;
 use whylate_sources::kernel::clock;
 
 use crate::cli::arguments::{OwnCpus, Within};
-use crate::cli::values::duration_ns;
-use crate::cli::{UsageError, diff, record};
+use crate::cli::values::{duration_ns, quoted};
+use crate::cli::{diff, record};
 use crate::engine::live::{Live, NOW_AND_THEN, Pace};
 use crate::engine::progress::Progress;
 use crate::engine::sources::{self, Wish};
@@ -21,6 +21,7 @@ use crate::engine::ticks::{Sink, Tick, drive};
 use crate::engine::watch::Watch;
 use crate::files::{self, PendingFile};
 use crate::render::export::Destination;
+use crate::render::extension::{Extension, chosen};
 use crate::render::html::{self, Compared, Made, Report, ReportBuilder, recorded};
 use crate::store::play::Recording;
 use crate::store::{Span, about};
@@ -74,12 +75,10 @@ impl Arguments {
 
     /// Returns the file to write, if given.
     fn output(&self) -> anyhow::Result<Option<&Path>> {
-        let is_page = |path: &Path| path.extension().is_some_and(|of| of == EXTENSION || of == "htm");
+        // The former spelling.
+        let is_htm = |path: &Path| path.extension().is_some_and(|of| of == "htm");
         match self.output.as_deref() {
-            Some(path) if !is_page(path) => {
-                let name = printable(&path.to_string_lossy());
-                Err(UsageError(anyhow!("cannot write {name}: its name must end in .{EXTENSION}")).into())
-            }
+            Some(path) if !is_htm(path) => chosen(path, &[(Extension::Html, path)]).map(Some),
             path => Ok(path),
         }
     }
@@ -92,7 +91,12 @@ impl Arguments {
 /// written.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let given = arguments.output()?;
-    let recording = arguments.file.clone().map(|path| Recording { path, span: arguments.within.span(), speed: None });
+    let recording = arguments.file.clone().map(|path| Recording {
+        path,
+        span: arguments.within.span(),
+        speed: None,
+        command: None,
+    });
     // Fails before anything is measured if the file cannot be written.
     let host = || match &recording {
         Some(recording) => recording.play().map(|played| played.header().host.clone()),
@@ -104,7 +108,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
     // Fails early if the second recording cannot be read.
     if let Some(path) = &arguments.diff {
-        Recording { path: path.clone(), span: Span::default(), speed: None }.play()?;
+        Recording { path: path.clone(), span: Span::default(), speed: None, command: None }.play()?;
     }
     let report = match &recording {
         Some(recording) => Some(recorded(recording)?),
@@ -113,7 +117,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let Some(report) = report else { return Ok(()) };
     let compared = match (&recording, &arguments.diff) {
         (Some(recording), Some(path)) => {
-            let other = Recording { path: path.clone(), span: Span::default(), speed: None };
+            let other = Recording { path: path.clone(), span: Span::default(), speed: None, command: None };
             let diff = diff::compare(&[recording.clone(), other.clone()], false)?;
             Some(Compared { diff, other: recorded(&other)? })
         }
@@ -168,16 +172,6 @@ fn made(path: &Path, recording: Option<&Recording>) -> Made {
     }
 }
 
-/// Quotes a word for a shell.
-fn quoted(word: &str) -> String {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,+@%".contains(c);
-    if !word.is_empty() && word.chars().all(is_plain) {
-        word.to_owned()
-    } else {
-        format!("'{}'", word.replace('\'', r"'\''"))
-    }
-}
-
 /// Measures this machine. Returns `None` if interrupted before anything was measured.
 fn live(duration_ns: u64, cpus: Vec<u32>) -> anyhow::Result<Option<Report>> {
     let watch = Watch::of_signals().context("cannot watch for Ctrl-C")?;
@@ -226,18 +220,5 @@ impl Sink for Measured {
         let seconds = self.started.elapsed().as_secs();
         self.progress.show(&format!("{seconds} of {} s", self.duration_ns / 1_000_000_000));
         Ok(ControlFlow::Continue(()))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn quotes_words_for_shell() {
-        for (word, expected) in [("-d", "-d"), ("a b", "'a b'"), ("", "''"), ("it's", r"'it'\''s'"), ("$(x)", "'$(x)'")]
-        {
-            assert_eq!(quoted(word), expected);
-        }
     }
 }

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `whylate run`: runs a command, and explains its elapsed time by its critical path.
 
-mod import;
 mod user;
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs;
-use std::io::{self, BufWriter, Write};
+use std::io::{self, Write};
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus};
@@ -21,21 +20,22 @@ use anyhow::Context as _;
 use clap::Args;
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::thread::gettid;
-use serde::Serialize;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use whylate_model::path::Query;
-use whylate_model::path::command::{Explained, explain};
+use whylate_model::path::command::{CommandReport, Explained, explain};
 use whylate_model::path::members::{Marked, Members};
 use whylate_model::path::watched::Watched;
 use whylate_sources::kernel::clock;
 use whylate_sources::kernel::credentials::run_as_real_user;
 use whylate_sources::paths::{Recorded, Recorder};
 
-use crate::cli::{SUCCESS, UsageError};
+use crate::cli::SUCCESS;
+use crate::cli::import::{self, switches};
 use crate::engine::progress::Progress;
 use crate::files;
-use crate::render::json::write_line;
-use crate::render::text::run::{self as text, Form};
+use crate::json::write_line;
+use crate::render::text::fit::Fit;
+use crate::render::text::run as text;
 use user::User;
 
 /// Poll interval of the recorder.
@@ -54,17 +54,15 @@ examples:
     whylate run -o build.svg -- make
     # a tree of the processes on the path, too
     whylate run --tree -- ./test.sh
-    # explain what trace-cmd, perf or ftrace has recorded
-    whylate run --import trace.txt
     # run it as yourself
     sudo whylate run --user \"$USER\" -- make
 
 The command runs as the user who runs whylate: under sudo as root, unless --user names another.
 It gets none of the capabilities that whylate was given.
 The report goes to standard error, as with time(1), and the exit status is the command's.
-With --import, the report goes to standard output.")]
+`whylate import` explains what trace-cmd, perf or ftrace has recorded.")]
 pub struct Arguments {
-    /// Also write the path to a file; its extension sets the format: .svg, .folded or .json (Perfetto)
+    /// Also write the path to a file; its extension sets the format: .svg, .folded or .trace.json (Perfetto)
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
     /// Print one JSON object in place of the text
@@ -73,14 +71,14 @@ pub struct Arguments {
     /// Also print the processes on the path as a tree: how long each worked and waited
     #[arg(long)]
     tree: bool,
-    /// Run nothing: explain a trace (`-`: standard input), as text from trace_pipe, `trace-cmd report` or `perf script`
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["output", "tree", "command"])]
+    /// Former name of `whylate import`
+    #[arg(long, value_name = "FILE", hide = true, conflicts_with_all = ["output", "tree", "command"])]
     import: Option<PathBuf>,
-    /// With --import: explain the thread with this number, instead of the first one that executes a program
-    #[arg(long, requires = "import", conflicts_with_all = ["comm", "command"])]
+    /// With --import: the thread with this TID
+    #[arg(long, hide = true, requires = "import", conflicts_with_all = ["comm", "command"])]
     pid: Option<u32>,
-    /// With --import: explain the thread with this name
-    #[arg(long, requires = "import", value_name = "NAME", conflicts_with = "command")]
+    /// With --import: the thread with this name
+    #[arg(long, hide = true, requires = "import", value_name = "NAME", conflicts_with = "command")]
     comm: Option<String>,
     /// Run the command as this user (a name or number): with the user's groups, and HOME, USER and LOGNAME set
     #[arg(long, value_name = "NAME", conflicts_with = "import")]
@@ -93,16 +91,6 @@ pub struct Arguments {
         value_name = "COMMAND"
     )]
     command: Vec<OsString>,
-}
-
-/// Output of `--json`.
-#[derive(Serialize)]
-struct JsonReport<'a> {
-    command: &'a str,
-    #[serde(flatten)]
-    explained: &'a Explained,
-    /// Lost events, by reason.
-    lost: &'a BTreeMap<String, u64>,
 }
 
 /// Exit status and run time (CLOCK_MONOTONIC) of the command; `tid` is the thread that spawned it.
@@ -119,11 +107,12 @@ struct Ended {
 /// Fails if recording fails, or the report cannot be written.
 pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
     if let Some(file) = &arguments.import {
-        import::run(file, arguments.pid, arguments.comm.as_deref(), arguments.json)?;
+        let wanted = switches::wanted(arguments.pid, arguments.comm.as_deref());
+        import::read(file, |input| switches::print(input, wanted, arguments.json, None))?;
         return Ok(SUCCESS);
     }
     let form = match &arguments.output {
-        Some(path) => Some((path, Form::from_path(path).map_err(UsageError)?)),
+        Some(path) => Some((path, text::form_of(path)?)),
         None => None,
     };
     let (name, rest) = arguments.command.split_first().context("name a command to run")?;
@@ -153,9 +142,10 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
     };
     let status = ended.status.code().or_else(|| ended.status.signal().map(|signal| 128 + signal));
     let (explained, lost, members) = explained(recorder.finish(ended.to_ns), &ended)?;
-    let mut out = BufWriter::new(io::stderr().lock());
+    let mut out = Fit::stderr(!arguments.json);
     if arguments.json {
-        write_line(&mut out, &JsonReport { command: &name.to_string_lossy(), explained: &explained, lost: &lost })?;
+        let (command, explained) = (name.to_string_lossy().into_owned(), explained.clone());
+        write_line(&mut out, &CommandReport { command, explained, lost, ..CommandReport::default() })?;
     } else {
         text::write(&mut out, &name.to_string_lossy(), &explained, &lost, arguments.tree.then_some(&members))?;
     }

@@ -17,6 +17,7 @@ use whylate_model::selftest::{Check, Selftest, Verdict};
 use whylate_model::sources::{BLOCK, IRQSOFF, OFFCPU, SQPOLL, TIMERLAT, WQ};
 use whylate_sources::inject::disturbance;
 use whylate_sources::kernel::clock;
+use whylate_sources::kernel::cpu_choice;
 use whylate_sources::kernel::cpus::{self, Machine};
 use whylate_sources::kernel::realtime::{self, RealtimeThread};
 use whylate_sources::wq::WqOptions;
@@ -25,9 +26,9 @@ use whylate_sources::{AttachError, Session, Source as _};
 use crate::cli::values::source;
 use crate::cli::{SUCCESS, UsageError};
 use crate::engine::watch::stop_at_signal;
-use crate::render::json::write_line;
+use crate::json::write_line;
+use crate::render::text::fit::{Fit, terminal_columns};
 use crate::render::text::selftest;
-use crate::render::text::table::terminal_columns;
 
 /// Maximum number of tries of a check: other load on the machine disturbs it.
 const TRIES: u32 = 3;
@@ -132,7 +133,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
     }
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let result = Selftest::new(&host, start_unix_ns, setup.cpu, checks);
-    let mut out = io::BufWriter::new(io::stdout().lock());
+    let mut out = Fit::stdout(!arguments.json);
     if arguments.json {
         write_line(&mut out, &result)?;
     } else {
@@ -151,7 +152,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
 
 fn setup<'a>(arguments: &Arguments, stop: &'a AtomicBool) -> anyhow::Result<Setup<'a>> {
     let online = cpus::online().context("cannot list the CPUs")?;
-    let usable: Vec<u32> = cpus::usable().context("cannot list the usable CPUs")?;
+    let usable: Vec<u32> = cpu_choice::usable().context("cannot list the usable CPUs")?;
     let cpu = arguments.cpu.or_else(|| usable.last().or(online.last()).copied()).context("there is no CPU")?;
     if !online.contains(&cpu) {
         let reason = format!("CPU {cpu} is offline or not there: choose one of {}", cpus::list(&online));

@@ -9,11 +9,11 @@ use whylate_sources::Threads;
 use whylate_sources::sqpoll::SqpollOptions;
 
 use crate::cli::arguments::{Explain, Rank, Record, Schedule, WAITS};
+use crate::cli::runner::{Query, Stream, drive};
 use crate::cli::{Origin, SUCCESS, present};
-use crate::engine::late_buffer::Keep;
-use crate::engine::runner::{Lates, Query, Stream, drive};
+use crate::render::text::fit::terminal_columns;
 use crate::render::text::sqpoll::SqpollText;
-use crate::render::text::table::terminal_columns;
+use crate::store::late_buffer::Keep;
 
 /// Advice on how to get a submission thread.
 const HOW_TO: &str = "a ring that is set up with IORING_SETUP_SQPOLL has one, e.g. of `whylate inject sqpoll` or of fio's sqthread_poll=1";
@@ -73,8 +73,8 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<u8> {
     if let Some(What::Sweep(arguments)) = &arguments.what {
         return sweep::run(arguments).map(|()| SUCCESS);
     }
-    let explain = arguments.explain.with_limit_of(&SQPOLL);
-    arguments.rank.needs(explain)?;
+    let thresholds = arguments.explain.with_limit_of(&SQPOLL).thresholds(None);
+    arguments.rank.needs(thresholds)?;
     let options = SqpollOptions {
         backend: Some(arguments.backend.clone()),
         threads: Threads {
@@ -82,7 +82,7 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<u8> {
             ..Threads::default()
         },
         precise: arguments.precise,
-        explain_over_ns: explain.why,
+        explain_over_ns: thresholds.explain_ns,
         ..SqpollOptions::default()
     };
     let pid = arguments.pid.map(|pid| pid.to_string());
@@ -90,8 +90,8 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<u8> {
         source: &options,
         schedule: arguments.schedule,
         explain: arguments.explain,
-        keep: Keep::for_options(arguments.schedule, explain),
-        late: explain.why.map(|why_ns| Lates { why_ns: Some(why_ns), ..Lates::default() }),
+        keep: Keep::for_output(arguments.schedule.json, thresholds),
+        late: thresholds.explain_ns.map(|_| thresholds),
         only: &|labels| pid.as_ref().is_none_or(|pid| labels.get("pid") == Some(pid)),
     };
     let stream = Stream::open(origin, &query, arguments.record.output.as_deref())?;
@@ -103,8 +103,7 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<u8> {
             return Ok(SUCCESS);
         }
     }
-    let mut text =
-        SqpollText::new(explain.why.is_some(), explain.worst.is_some(), terminal_columns()).by(arguments.rank.into());
+    let mut text = SqpollText::new(thresholds, terminal_columns()).by(arguments.rank.into());
     let is_late = drive(stream, &query, &mut text, &mut |_| ())?;
     Ok(arguments.explain.status(is_late))
 }

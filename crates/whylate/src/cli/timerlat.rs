@@ -213,7 +213,7 @@ struct Common {
     /// One JSON object a line: each second, or of everything at the end (hist, and top -q)
     #[arg(long)]
     json: bool,
-    /// Exit with status 4 if a thread's latency was over --why, or without it 5ms or longer
+    /// Exit with status 4 if a thread's latency was over --why, or without --why was 5ms or longer
     #[arg(long)]
     fail_if_late: bool,
     /// Also record to this file (.whylate), for `whylate replay`

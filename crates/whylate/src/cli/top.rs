@@ -71,7 +71,7 @@ pub struct Arguments {
     within: Within,
     #[command(flatten)]
     of: program::Of,
-    /// Memory for the past, from 1M to 4G (default: 64M; with FILE 1G, for all of most recordings)
+    /// Memory for the past, from 1M to 4G (default: 64M; with FILE 1G, which holds most recordings entirely)
     #[arg(long, value_name = "SIZE", value_parser = history)]
     history: Option<u64>,
 }
@@ -96,7 +96,7 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
     let recording = match (origin, &arguments.file) {
         (Origin::Recording(recording), _) => Some(recording.clone()),
         (Origin::Live, Some(file)) => {
-            Some(Recording { path: file.clone(), span: arguments.within.span(), speed: None })
+            Some(Recording { path: file.clone(), span: arguments.within.span(), speed: None, command: None })
         }
         (Origin::Live, None) => None,
     };
@@ -149,7 +149,7 @@ fn show(screen: &mut Screen, state: &mut State, feed: &mut Feed, missing: &mut V
         state.settle();
         // The next wait reports a closed terminal.
         let _ = screen.draw(state);
-        if state.history.newest().is_some() {
+        if state.window.history.newest().is_some() {
             panic_if_asked("screen");
         }
         let next = state.is_playing().then(|| played + PLAYED_EVERY);
@@ -212,7 +212,7 @@ fn take(state: &mut State, feed: &mut Feed, missing: &mut Vec<String>) -> anyhow
 
 /// Saves the shown span as a recording. Returns the message for the screen.
 fn write(state: &State) -> String {
-    let written = record::default_name(&state.header.host).and_then(|path| {
+    let written = record::default_name(&state.window.header.host).and_then(|path| {
         let path = files::free(path);
         files::write(&path, |out| write_lines(out, state))?;
         Ok(path)
@@ -225,13 +225,13 @@ fn write(state: &State) -> String {
 
 fn write_lines(out: &mut dyn Write, state: &State) -> io::Result<()> {
     let is_live = state.mode == Mode::Live;
-    let start_unix_ns = state.shown().next().map_or(0, |tick| tick.start_unix_ns);
-    let mut head = vec![Line::Header(Header { start_unix_ns, ..state.header.clone() })];
+    let start_unix_ns = state.window.ticks().next().map_or(0, |tick| tick.start_unix_ns);
+    let mut head = vec![Line::Header(Header { start_unix_ns, ..state.window.header.clone() })];
     // A recording has the clock lines of its own machine.
     head.extend(is_live.then(|| Line::Clock(about::now())));
     let mut packer = Packer::begin(out, &head)?;
-    state.shown_lines().try_for_each(|lines| packer.tick(&lines))?;
-    packer.end(if is_live { clock::unix_ns() } else { state.shown_unix_ns().unwrap_or(0) })?;
+    state.window.lines().try_for_each(|lines| packer.tick(&lines))?;
+    packer.end(if is_live { clock::unix_ns() } else { state.window.end_unix_ns().unwrap_or(0) })?;
     Ok(())
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Parsers of option values that several commands share.
+//! Parsers of option values that several commands share, and quoting of words in displayed commands.
 
 use std::str::FromStr;
 
@@ -107,11 +107,29 @@ impl FromStr for Cpus {
     }
 }
 
+/// Quotes a word for a shell.
+pub fn quoted(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,+@%".contains(c);
+    if !word.is_empty() && word.chars().all(is_plain) {
+        word.to_owned()
+    } else {
+        format!("'{}'", word.replace('\'', r"'\''"))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn quotes_words_for_shell() {
+        for (word, expected) in [("-d", "-d"), ("a b", "'a b'"), ("", "''"), ("it's", r"'it'\''s'"), ("$(x)", "'$(x)'")]
+        {
+            assert_eq!(quoted(word), expected);
+        }
+    }
 
     #[test]
     fn bare_numbers_have_a_unit_or_are_refused() {

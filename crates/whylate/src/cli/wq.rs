@@ -3,20 +3,21 @@
 
 use clap::{ArgGroup, Args};
 use whylate_model::culprits;
+use whylate_model::late::Thresholds;
 use whylate_model::sources::WQ;
 use whylate_model::units::printable;
 use whylate_sources::kernel::symbols;
 use whylate_sources::wq::{By, WqOptions};
 
 use crate::cli::arguments::{Explain, Rank, RankBy, Record, Schedule};
+use crate::cli::runner::{Query, Stream, drive};
 use crate::cli::values::duration_ns;
 use crate::cli::{FAILURE, Origin};
-use crate::engine::late_buffer::Keep;
-use crate::engine::runner::{Lates, Query, Stream, drive};
+use crate::render::text::fit::terminal_columns;
 use crate::render::text::latency::LatencyOptions;
-use crate::render::text::table::terminal_columns;
 use crate::render::text::wq::shape::{self, Shape};
 use crate::render::text::wq::{WqText, WqView};
+use crate::store::late_buffer::Keep;
 
 /// How long work items wait for a worker, and how long they run
 #[derive(Debug, Args)]
@@ -73,16 +74,11 @@ impl Arguments {
 
     /// Returns what is printed.
     pub(crate) fn shown(&self) -> LatencyOptions {
-        LatencyOptions {
-            explain: self.explain(),
-            rank_by: self.ranked_by(),
-            has_slower: self.slower.is_some(),
-            lines_only: self.lines_only(),
-        }
+        LatencyOptions { thresholds: self.thresholds(), rank_by: self.ranked_by(), lines_only: self.lines_only() }
     }
 
-    pub(crate) fn explain(&self) -> Explain {
-        self.explain.with_limit_of(&WQ)
+    pub(crate) fn thresholds(&self) -> Thresholds {
+        self.explain.with_limit_of(&WQ).thresholds(self.slower)
     }
 
     /// Returns how culprits are grouped.
@@ -92,7 +88,7 @@ impl Arguments {
 
     /// Returns whether late items are printed.
     fn lines(&self) -> bool {
-        self.slower.is_some() || self.explain().why.is_some()
+        self.thresholds().min_ns().is_some()
     }
 
     /// Returns whether only late items and their culprits are printed.
@@ -121,7 +117,7 @@ impl Arguments {
             by,
             phases: self.schedule.json || self.shape.table || self.shape.phases || self.lines(),
             late_over_ns: self.slower,
-            explain_over_ns: self.explain().why,
+            explain_over_ns: self.thresholds().explain_ns,
             stacks: self.stack,
             ..WqOptions::default()
         }
@@ -133,16 +129,15 @@ impl Arguments {
 /// # Errors
 /// Fails if the source cannot attach, or the output cannot be written.
 pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<u8> {
-    let explain = arguments.explain();
+    let thresholds = arguments.thresholds();
     let by_cgroup = Rank { rank_by: Some(RankBy::Cgroup) };
-    if arguments.shape.by_cgroup() { by_cgroup } else { arguments.rank }.needs(explain)?;
-    let late = Lates { slower_ns: arguments.slower, why_ns: explain.why };
+    if arguments.shape.by_cgroup() { by_cgroup } else { arguments.rank }.needs(thresholds)?;
     let query = Query {
         source: &arguments.options(),
         schedule: arguments.schedule,
         explain: arguments.explain,
-        keep: Keep::for_options(arguments.schedule, explain),
-        late: arguments.lines().then_some(late),
+        keep: Keep::for_output(arguments.schedule.json, thresholds),
+        late: arguments.lines().then_some(thresholds),
         only: &|labels| arguments.work.as_ref().is_none_or(|work| labels.get("handler") == Some(work)),
     };
     let stream = Stream::open(origin, &query, arguments.record.output.as_deref())?;

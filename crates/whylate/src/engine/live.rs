@@ -3,17 +3,16 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::Context as _;
 use whylate_model::recording::{Account, Header, Line};
-use whylate_model::{Card, LateEvent, Snapshot};
+use whylate_model::{LateEvent, Snapshot};
+use whylate_sources::Session;
 use whylate_sources::kernel::clock;
-use whylate_sources::{Attached, Measuring, Session, Source};
 
-use crate::cli::what_to_do;
-use crate::engine::late_buffer::{Keep, LateBuffer};
+use crate::engine::feed::Feed;
 use crate::engine::sources::{Sources, Wish, measured};
 use crate::engine::ticks::{Sink, Tick, Ticks};
 use crate::engine::watch::{Ended, Watch};
+use crate::store::late_buffer::{Keep, LateBuffer};
 use crate::store::{Recorder, about};
 
 /// Poll interval while late events are printed as they arrive.
@@ -22,45 +21,6 @@ pub const AT_ONCE: Duration = Duration::from_millis(100);
 pub const NOW_AND_THEN: Duration = Duration::from_millis(200);
 /// Longest interval between ticks of a recording that is made while text is printed.
 const RECORD_EVERY: Duration = Duration::from_secs(1);
-
-/// An attached source.
-pub struct Feed<S: Attached + ?Sized = dyn Attached> {
-    pub card: &'static Card,
-    pub source: Measuring<S>,
-}
-
-impl Feed {
-    /// Attaches one source on its own, and prints its limitations on this machine to standard error.
-    ///
-    /// # Errors
-    /// When it cannot attach.
-    pub fn attach(source: &dyn Source) -> anyhow::Result<Self> {
-        let card = source.info().card;
-        let source = source.attach(&Session::of_one()).with_context(|| format!("cannot attach {}", card.name))?;
-        let feed = Feed { card, source };
-        feed.print_limitations();
-        Ok(feed)
-    }
-}
-
-impl<S: Attached + ?Sized> Feed<S> {
-    /// Prints the source's limitations on this machine to standard error.
-    pub fn print_limitations(&self) {
-        let Measuring { backend, fallback_reason, attached } = &self.source;
-        if let Some(reason) = fallback_reason {
-            say!("whylate: {} uses the {backend} backend: {reason}{}", self.card.name, what_to_do(reason));
-        }
-        for note in attached.limitations().into_iter().chain(attached.left_out()).chain(attached.chosen()) {
-            say!("whylate: {note}");
-        }
-    }
-
-    /// Takes a snapshot and the late events that have arrived, and drops both.
-    fn discard(&mut self) -> anyhow::Result<()> {
-        self.source.snapshot()?;
-        self.source.drain_late(Duration::ZERO, &mut |_| ())
-    }
-}
 
 /// Waits until a time, a signal or a closed output. Calls `round` once every `every`; ends when it returns true.
 ///
@@ -327,7 +287,9 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     use anyhow::bail;
+    use whylate_model::Card;
     use whylate_model::sources::{TIMERLAT, WQ};
+    use whylate_sources::{Attached, Measuring};
 
     use super::*;
 

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Takes ticks from live sources or a recording, and passes them to sinks.
 
-pub mod late_buffer;
+pub mod feed;
 pub mod live;
 pub mod progress;
 pub mod replay;
-pub mod runner;
 pub mod sources;
 pub mod ticks;
 pub mod watch;

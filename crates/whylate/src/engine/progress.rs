@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Progress line on a terminal.
 
-use std::cell::Cell;
 use std::io::{self, IsTerminal as _, Write as _};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// Moves the cursor to the start of the line and clears it.
@@ -18,14 +18,14 @@ pub struct Progress {
     hint: &'static str,
     is_terminal: bool,
     /// Whether the line has text now.
-    has_text: Cell<bool>,
+    has_text: AtomicBool,
 }
 
 impl Progress {
     /// Creates the line; `label` describes the activity of the command.
     pub fn new(label: impl Into<String>) -> Self {
         let is_terminal = io::stderr().is_terminal();
-        Progress { label: label.into(), hint: "", is_terminal, has_text: Cell::new(false) }
+        Progress { label: label.into(), hint: "", is_terminal, has_text: AtomicBool::new(false) }
     }
 
     /// Also says how to end the command.
@@ -37,7 +37,7 @@ impl Progress {
     /// Shows the progress.
     pub fn show(&self, text: &str) {
         if self.is_terminal {
-            self.has_text.set(true);
+            self.has_text.store(true, Ordering::Relaxed);
             // A failed write of progress does not matter.
             let _ = write!(io::stderr(), "{CLEAR_LINE}{}: {text} ...{}", self.label, self.hint);
         }
@@ -45,7 +45,7 @@ impl Progress {
 
     /// Removes the line.
     pub fn clear(&self) {
-        if self.has_text.take() {
+        if self.has_text.swap(false, Ordering::Relaxed) {
             let _ = write!(io::stderr(), "{CLEAR_LINE}");
         }
     }
@@ -56,8 +56,8 @@ impl Progress {
         &'a self,
         from_ns: u64,
         to_ns: u64,
-        goes_on: &'a mut dyn FnMut() -> bool,
-    ) -> impl FnMut(u64) -> bool + 'a {
+        goes_on: &'a mut (dyn FnMut() -> bool + Send),
+    ) -> impl FnMut(u64) -> bool + Send + 'a {
         let mut shown = Instant::now();
         move |reached_ns| {
             if shown.elapsed() < PACE {

@@ -249,8 +249,9 @@ mod tests {
         let mut packer = Packer::begin(Vec::new(), &[Line::Header(about::this_machine())]).expect("it is packed");
         packer.tick(lines).expect("it is packed");
         std::fs::write(&path, packer.end(2).expect("it is packed")).expect("it is written");
-        let mut replay =
-            Replay::new(Recording { path, span: Span::default(), speed: None }.play().expect("a recording"));
+        let mut replay = Replay::new(
+            Recording { path, span: Span::default(), speed: None, command: None }.play().expect("a recording"),
+        );
         let mut names = LineNames::default();
         drive(&mut replay, &mut names).expect("it is read");
         (replay, names.0)

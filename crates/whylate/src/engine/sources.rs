@@ -5,11 +5,11 @@ use std::time::Instant;
 
 use anyhow::Context as _;
 use whylate_model::Card;
-use whylate_model::overview::Unmeasured;
 use whylate_model::recording::Measured;
+use whylate_model::recording::Unmeasured;
 use whylate_sources::{CommonOptions, Session, sources};
 
-use crate::engine::live::Feed;
+use crate::engine::feed::Feed;
 use crate::engine::watch::{Ended, Watch};
 
 /// The attached sources, the sources that could not attach, and limitations of the attached ones.
@@ -91,7 +91,7 @@ pub fn attach(
             continue;
         }
         on_progress(Attaching::Begins(card));
-        let with_reason = |reason| Unmeasured { source: card.name.to_owned(), reason };
+        let with_reason = |reason: String| Unmeasured::new(card.name, reason);
         source.ask(CommonOptions {
             explain_over_ns: Some(wish.late_from_ns(card)),
             explain_held_up_over_ns: card
@@ -109,7 +109,8 @@ pub fn attach(
                     }
                 }
                 // CPUs left out are reported for each source.
-                limitations.extend(source.left_out().map(|reason| with_reason(reason.to_owned())));
+                let left_out = source.left_out().map(|reason| with_reason(reason.to_owned()));
+                limitations.extend(left_out.map(|of| Unmeasured { leaves_cpus_out: true, ..of }));
                 looking.push(Feed { card, source });
                 on_progress(Attaching::Done(&mut looking));
             }

@@ -3,6 +3,7 @@
 
 pub mod color;
 pub mod export;
+pub mod extension;
 pub mod html;
 pub mod json;
 pub mod text;

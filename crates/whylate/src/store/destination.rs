@@ -9,10 +9,6 @@ use whylate_sources::kernel::clock;
 
 use super::{about, frames};
 
-pub use super::directory::{DirectoryStore, Retention};
-pub use super::file::FileStore;
-pub use super::ring::{RingStore, When};
-
 /// Receives the output of a recorder: the bytes of each frame as they come, then its index.
 pub trait Store: Send {
     /// Begins a frame. A new file begins with a frame that has the header.

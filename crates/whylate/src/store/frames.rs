@@ -6,7 +6,7 @@ use std::io;
 use whylate_model::Snapshot;
 use whylate_model::recording::{Frame, Gap, Index, Line, MAX_LINE_BYTES};
 
-use crate::render::json::write_line;
+use crate::json::write_line;
 
 /// Maximum number of ticks in a frame, which damage to the frame loses.
 pub const MAX_TICKS: u32 = 16;

@@ -9,14 +9,18 @@ pub mod destination;
 mod directory;
 mod file;
 pub mod frames;
+pub mod late_buffer;
 pub mod packer;
 pub mod play;
 pub mod recorder;
 mod ring;
 pub mod times;
 
+pub use directory::{DirectoryStore, Retention};
+pub use file::FileStore;
 pub use play::{Played, Span};
 pub use recorder::Recorder;
+pub use ring::{RingStore, When};
 
 /// File name extension of recordings.
 pub const EXTENSION: &str = "whylate";

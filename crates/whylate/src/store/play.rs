@@ -16,8 +16,8 @@ use whylate_model::recording::{Damage, Gap, Header, Line, Reader};
 use whylate_model::units::{format_ns, printable, rfc3339};
 
 use super::times::Given;
-use crate::cli::{UsageError, existing};
-use crate::render::text::why::counted;
+use crate::errors::{UsageError, existing};
+use whylate_model::units::counted;
 
 /// Maximum number of gaps that are reported individually.
 const GAPS: usize = 20;
@@ -38,6 +38,8 @@ pub struct Recording {
     pub span: Span,
     /// Speed relative to real time. `None` for as fast as it can be read.
     pub speed: Option<f64>,
+    /// Command line that replays this span; `None` if it was not read by `whylate replay`.
+    pub command: Option<String>,
 }
 
 /// A recording that is being read.

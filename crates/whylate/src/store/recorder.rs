@@ -13,13 +13,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, anyhow, bail};
 use rustix::io::Errno;
 use whylate_model::LateEvent;
-use whylate_model::late::SLEEPER;
+use whylate_model::late::LateKind;
 use whylate_model::recording::{Clock, Frame, Gap, Header, Index, Line};
 use whylate_sources::kernel::clock;
 
 use super::destination::Store;
 use super::{about, frames};
-use crate::engine::late_buffer::{Keep, LateBuffer};
+use crate::store::late_buffer::{Keep, LateBuffer};
 
 /// Maximum duration of a frame, which a power failure can lose.
 const MAX_FRAME: Duration = Duration::from_secs(10);
@@ -54,7 +54,7 @@ struct Status {
 
 /// Returns whether the overview counts the event. It does not count waits for a sleeping thread.
 pub fn is_late(event: &LateEvent) -> bool {
-    !event.labels.contains_key(SLEEPER)
+    event.kind() != LateKind::TimerWait
 }
 
 /// Number of late events and stacks in the lines: the part of unbounded size.

@@ -5,13 +5,14 @@ use ratatui::Frame;
 use ratatui::layout::Rect;
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::Line;
-use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
+use unicode_width::UnicodeWidthStr as _;
 use whylate_model::units::printable;
 
-use super::panel::{Body, Choice, Panel, Row, heights};
-use super::state::{Mode, Phase, State, ViewKind};
+use super::panel::{Body, Choice, Panel, Row, cut, heights};
+use super::state::{Mode, Phase, State};
+use super::view_kind::ViewKind;
 use crate::render::text::time_of_day::time_of_day;
-use crate::render::text::why::counted;
+use whylate_model::units::counted;
 
 /// Minimum width of a name column when the screen is too narrow.
 const MIN_NAME: usize = 8;
@@ -88,15 +89,19 @@ fn header(state: &State, columns: usize) -> Line<'static> {
         (Mode::Live, false) if state.phase == Phase::Ended => "ENDED".to_owned(),
         (Mode::Live, false) => "LIVE".to_owned(),
     };
-    let host = if state.header.host.is_empty() { "this machine".to_owned() } else { printable(&state.header.host) };
-    let at = state
-        .shown_unix_ns()
-        .map_or_else(String::new, |ns| time_of_day(ns, &state.zone).split('.').next().unwrap_or_default().to_owned());
-    let window = match state.window.is_empty() {
+    let host = if state.window.header.host.is_empty() {
+        "this machine".to_owned()
+    } else {
+        printable(&state.window.header.host)
+    };
+    let at = state.window.end_unix_ns().map_or_else(String::new, |ns| {
+        time_of_day(ns, &state.window.zone).split('.').next().unwrap_or_default().to_owned()
+    });
+    let window = match state.window.range.is_empty() {
         true => String::new(),
         false => format!("last {}", short(state.window_ns() / 1_000_000_000)),
     };
-    let lost = state.look.lost.values().chain(state.look.sources.iter().flat_map(|of| of.lost.values()));
+    let lost = state.window.look.lost.values().chain(state.window.look.sources.iter().flat_map(|of| of.lost.values()));
     let lost = lost.fold(0_u64, |all, count| all.saturating_add(*count));
     let lost = if lost > 0 { format!("{} lost", counted(lost, "event")) } else { String::new() };
     let own = match state.mode {
@@ -107,12 +112,12 @@ fn header(state: &State, columns: usize) -> Line<'static> {
         _ => String::new(),
     };
     let missed = if state.missed > 0 { format!("{} lost", counted(state.missed, "snapshot")) } else { String::new() };
-    let namespace = state.header.pid_namespace.map_or_else(String::new, |_| "in a PID namespace".to_owned());
+    let namespace = state.window.header.pid_namespace.map_or_else(String::new, |_| "in a PID namespace".to_owned());
     let position: Vec<String> = state.views().iter().skip(1).map(|view| title_of(&view.kind)).collect();
     let position = if position.is_empty() { String::new() } else { format!("> {}", position.join(" > ")) };
-    let gap = if state.shown().any(|tick| tick.has_gap()) { "with gaps".to_owned() } else { String::new() };
+    let gap = if state.window.ticks().any(|tick| tick.has_gap()) { "with gaps".to_owned() } else { String::new() };
     // In a live session, evicted ticks were on the screen before.
-    let is_cut = matches!(state.mode, Mode::Replay(_)) && state.history.forgotten() > 0;
+    let is_cut = matches!(state.mode, Mode::Replay(_)) && state.window.history.forgotten() > 0;
     let cut = if is_cut { "start dropped (use --from or a larger --history)".to_owned() } else { String::new() };
     Line::styled(joined([mode, host, at, window, position, lost, gap, cut, own, missed, namespace], columns), bold())
 }
@@ -299,36 +304,5 @@ impl Columns {
             line += &if self.is_left[number] { cell + &padding } else { padding + &cell };
         }
         line.trim_end().to_owned()
-    }
-}
-
-/// Truncates text to a display width, with `..` at the end.
-pub fn cut(text: &str, columns: usize) -> String {
-    if text.width() <= columns {
-        return text.to_owned();
-    }
-    let (mut kept, mut used) = (String::new(), 0);
-    for character in text.chars() {
-        let width = character.width().unwrap_or(0);
-        if used + width + 2 > columns {
-            break;
-        }
-        kept.push(character);
-        used += width;
-    }
-    kept + &"..".chars().take(columns.saturating_sub(used)).collect::<String>()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn cuts_text_by_display_width() {
-        assert_eq!((cut("abcdef", 6), cut("abcdefg", 6)), ("abcdef".to_owned(), "abcd..".to_owned()));
-        let wide = cut("\u{6f22}\u{5b57}\u{6f22}\u{5b57}", 7);
-        assert_eq!((wide.as_str(), wide.width()), ("\u{6f22}\u{5b57}..", 6));
-        assert_eq!(cut("e\u{301}e\u{301}e\u{301}", 3).width(), 3);
-        assert_eq!((cut("abc", 1), cut("abc", 0)), (".".to_owned(), String::new()));
     }
 }

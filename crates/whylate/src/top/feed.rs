@@ -16,7 +16,7 @@ use anyhow::{Context as _, anyhow};
 use rustix::time::{ClockId, clock_gettime};
 use whylate_model::recording::{Gap, Header, Line};
 
-use super::state::Own;
+use super::state::{Own, SLOW_SCREEN};
 use crate::engine::live::{Live, NOW_AND_THEN, Pace};
 use crate::engine::replay::Replay;
 use crate::engine::sources::{self, Attaching, Wish, measured};
@@ -29,8 +29,6 @@ use crate::store::recorder::{MAX_QUEUED, weight};
 /// Capacity of the queue to the screen, in messages. A replay waits for the screen and needs only a few.
 const LIVE_QUEUE: usize = 64;
 const REPLAY_QUEUE: usize = 4;
-/// Gap reason, also in recordings, of ticks that the screen was too slow for.
-pub const SLOW_SCREEN: &str = "slow_screen";
 /// Interval before the first tick, which comes early.
 const FIRST_TICK: Duration = Duration::from_millis(500);
 

@@ -34,7 +34,7 @@ const VIEWS: [(&str, &str); 7] = [
 /// Replays a recording into the state.
 fn read(state: &mut State, span: Span, name: &str) -> Result<()> {
     let path = Path::new(RECORDINGS).join(format!("{name}.whylate"));
-    let mut feed = Feed::recorded(Recording { path, span, speed: None })?;
+    let mut feed = Feed::recorded(Recording { path, span, speed: None, command: None })?;
     loop {
         match feed.take() {
             None => thread::sleep(Duration::from_millis(1)),

@@ -11,6 +11,8 @@ pub mod program_filter;
 pub mod state;
 pub mod terminal;
 mod view;
+pub mod view_kind;
+pub mod window;
 
 #[cfg(test)]
 mod golden;

@@ -4,9 +4,10 @@
 
 use std::cmp::Ordering;
 
+use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
 use whylate_model::units::{format_ns, printable};
 
-use super::state::ViewKind;
+use super::view_kind::ViewKind;
 
 /// A panel has at least a title, a heading, and a row.
 const MIN_ROWS: u16 = 3;
@@ -250,6 +251,15 @@ impl Glyphs {
         full.repeat(((share * columns as f64).round() as usize).clamp(least, columns))
     }
 
+    /// Returns how often a row stands for an event; empty for once.
+    pub fn times(self, count: u64) -> String {
+        match (count, self) {
+            (..=1, _) => String::new(),
+            (_, Glyphs::Unicode) => format!(" × {count}"),
+            (_, Glyphs::Ascii) => format!(" x {count}"),
+        }
+    }
+
     /// Returns a graph of latencies, a character each: full from the limit on, one step less per factor of 4 below.
     /// `None` is a blank.
     pub fn spark(self, values: &[Option<u64>], limit_ns: u64) -> String {
@@ -259,6 +269,23 @@ impl Glyphs {
         };
         values.iter().map(|value| value.map_or(' ', |ns| self.steps()[step(ns)])).collect()
     }
+}
+
+/// Truncates text to a display width, with `..` at the end.
+pub fn cut(text: &str, columns: usize) -> String {
+    if text.width() <= columns {
+        return text.to_owned();
+    }
+    let (mut kept, mut used) = (String::new(), 0);
+    for character in text.chars() {
+        let width = character.width().unwrap_or(0);
+        if used + width + 2 > columns {
+            break;
+        }
+        kept.push(character);
+        used += width;
+    }
+    kept + &"..".chars().take(columns.saturating_sub(used)).collect::<String>()
 }
 
 #[cfg(test)]
@@ -314,5 +341,14 @@ mod tests {
         assert_eq!(heights(&panels, 1, 22), [10, 10, 2]);
         assert_eq!(heights(&panels, 1, 4), [0, 4, 0]);
         assert_eq!(heights(&panels, 2, 5), [3, 0, 2]);
+    }
+
+    #[test]
+    fn cuts_text_by_display_width() {
+        assert_eq!((cut("abcdef", 6), cut("abcdefg", 6)), ("abcdef".to_owned(), "abcd..".to_owned()));
+        let wide = cut("\u{6f22}\u{5b57}\u{6f22}\u{5b57}", 7);
+        assert_eq!((wide.as_str(), wide.width()), ("\u{6f22}\u{5b57}..", 6));
+        assert_eq!(cut("e\u{301}e\u{301}e\u{301}", 3).width(), 3);
+        assert_eq!((cut("abc", 1), cut("abc", 0)), (".".to_owned(), String::new()));
     }
 }

@@ -1,53 +1,33 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! State of the screen. Only ticks and keys change it; all times come from ticks, never from a clock.
 
-use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::ops::Range;
-use std::rc::Rc;
 
 use jiff::tz::TimeZone;
 use whylate_model::culprits::By;
 use whylate_model::overview::{Gatherer, Overview, SourceSummary};
 use whylate_model::recording::{Header, Line};
-use whylate_model::snapshot::Labels;
-use whylate_model::sources::named;
-use whylate_model::{ActorName, Card, CauseKind, LateEvent, Snapshot};
 
-use super::feed::SLOW_SCREEN;
-use super::history::{History, Tick};
+use super::history::History;
 use super::keys::Key;
 use super::panel::{Body, Choice, Glyphs, Panel, heights};
-use super::program_filter::{ProgramFilter, Stacks};
+use super::program_filter::ProgramFilter;
 use super::view;
+use super::view_kind::ViewKind;
+use super::window::Window;
 
+/// Reason of a gap: the screen was too slow for the ticks.
+pub const SLOW_SCREEN: &str = "slow_screen";
 /// Window lengths in seconds, chosen with `[` and `]`.
 const WINDOWS_S: [u64; 7] = [1, 10, 30, 60, 300, 900, 3600];
 /// Index into `WINDOWS_S` of the initial window.
 const INITIAL_WINDOW: usize = 3;
+/// Number of ticks from which the absence of late events means something.
+const STARTED_AFTER: u64 = 2;
 /// Maximum depth of nested views.
 const MAX_VIEWS: usize = 16;
 /// Maximum length of a filter in bytes.
 const MAX_FILTER: usize = 200;
-
-/// Subject of a view.
-#[derive(Clone, Debug, PartialEq)]
-pub enum ViewKind {
-    Overview,
-    /// A source by name.
-    Source(&'static str),
-    /// One series of a source.
-    Series(&'static str, Labels),
-    /// A frame and its callees: the source, the stack filter, and the keys from the outermost frame to this one.
-    Frames(&'static str, Stacks, String),
-    /// A culprit. Without a TID, all threads of that name.
-    Culprit(CauseKind, ActorName),
-    /// A late event: source name, sequence number of the tick, index within the tick.
-    Event(&'static str, u64, usize),
-    /// A program, or all threads of a name.
-    Program(ProgramFilter),
-    Help,
-}
 
 /// Origin of the ticks.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -120,23 +100,14 @@ impl View {
     }
 }
 
-/// Source name, window, and merged snapshot.
-type Merged = (&'static str, Range<u64>, Rc<Snapshot>);
-
 #[derive(Debug)]
 pub struct State {
     pub mode: Mode,
     pub phase: Phase,
-    pub header: Header,
     pub own: Own,
-    pub history: History,
-    pub look: Overview,
-    /// Sequence numbers of the shown ticks.
-    pub window: Range<u64>,
-    pub glyphs: Glyphs,
+    pub window: Window,
     /// Whether late values are also red. Text marks them in any case.
     pub has_colours: bool,
-    pub zone: TimeZone,
     /// Filter being typed after `/`.
     pub typing: Option<String>,
     /// Message in the footer, until the next key.
@@ -156,8 +127,8 @@ pub struct State {
     is_stale: bool,
     /// The ticks come from the sources attached so far, not from all.
     is_early: bool,
-    /// Result of the last merge: most keys do not change it.
-    merged: RefCell<Option<Merged>>,
+    /// Number of ticks of these sources so far.
+    ticks: u64,
 }
 
 impl State {
@@ -166,14 +137,9 @@ impl State {
         State {
             mode,
             phase: Phase::Attaching(String::new()),
-            header: Header::default(),
             own: Own::default(),
-            history,
-            look: Overview::default(),
-            window: 0..0,
-            glyphs,
+            window: Window::new(history, glyphs, zone),
             has_colours: false,
-            zone,
             typing: None,
             said: String::new(),
             problem: String::new(),
@@ -186,7 +152,7 @@ impl State {
             rows: 24,
             is_stale: false,
             is_early: false,
-            merged: RefCell::new(None),
+            ticks: 0,
         }
     }
 
@@ -201,28 +167,36 @@ impl State {
 
     /// Takes the header once all sources are attached, or a recording is opened.
     pub fn start(&mut self, header: Header) {
-        self.header = header;
+        self.window.header = header;
         self.phase = Phase::Running;
         self.refresh();
     }
 
     /// Adds a tick of the sources attached so far. The first full tick replaces these.
     pub fn add_early(&mut self, header: Header, lines: Vec<Line>) {
-        self.header = header;
+        self.window.header = header;
         self.add(lines);
         self.is_early = true;
     }
 
     /// Returns whether a tick of all sources has arrived.
     pub fn has_started(&self) -> bool {
-        self.history.newest().is_some() && !self.is_early
+        self.window.history.newest().is_some() && !self.is_early
+    }
+
+    /// Returns whether the sources had no time for results yet.
+    fn is_starting(&self) -> bool {
+        let is_measuring = self.mode == Mode::Live && self.phase != Phase::Ended;
+        is_measuring && (self.is_early || self.ticks < STARTED_AFTER)
     }
 
     /// Adds a tick; [`State::settle`] shows it.
     pub fn add(&mut self, lines: Vec<Line>) {
         if std::mem::take(&mut self.is_early) && self.phase == Phase::Running {
-            self.history.clear();
+            self.window.history.clear();
+            self.ticks = 0;
         }
+        self.ticks += 1;
         for line in &lines {
             if let (Line::Gap(gap), Mode::Live) = (line, &self.mode)
                 && gap.reason == SLOW_SCREEN
@@ -230,7 +204,7 @@ impl State {
                 self.missed = self.missed.saturating_add(gap.count);
             }
         }
-        if let Err(error) = self.history.add(lines) {
+        if let Err(error) = self.window.history.add(lines) {
             self.said = format!("cannot keep the snapshot: {error}");
         }
         self.is_stale = true;
@@ -241,13 +215,13 @@ impl State {
         if !std::mem::take(&mut self.is_stale) {
             return;
         }
-        let oldest = self.history.forgotten();
+        let oldest = self.window.history.forgotten();
         if self.at.is_some_and(|at| at < oldest) {
             self.at = Some(oldest);
             self.said = "the frozen snapshot is no longer kept: this is the oldest".to_owned();
         }
         // A frozen window is refreshed only if ticks of it were evicted.
-        if self.at.is_none() || self.window.start < oldest {
+        if self.at.is_none() || self.window.range.start < oldest {
             self.refresh();
         }
     }
@@ -289,42 +263,6 @@ impl State {
         self.is_playing
     }
 
-    /// Returns the end of the window, in nanoseconds since the Unix epoch.
-    pub fn shown_unix_ns(&self) -> Option<u64> {
-        self.shown().next_back().map(|tick| tick.end_unix_ns)
-    }
-
-    /// Iterates over the shown ticks.
-    pub fn shown(&self) -> impl DoubleEndedIterator<Item = &Tick> + ExactSizeIterator {
-        self.history.within(&self.window)
-    }
-
-    /// Returns the source's merged snapshot of the window.
-    pub fn merged(&self, card: &Card) -> Option<Rc<Snapshot>> {
-        let known = self.merged.borrow().clone();
-        if let Some((_, _, snapshot)) = known.filter(|(name, window, _)| *name == card.name && *window == self.window) {
-            return Some(snapshot);
-        }
-        let snapshot = Rc::new(self.history.merged(&self.window, card)?);
-        *self.merged.borrow_mut() = Some((card.name, self.window.clone(), Rc::clone(&snapshot)));
-        Some(snapshot)
-    }
-
-    /// Returns whether the overview counts the late event.
-    pub fn counts(&self, card: &Card, event: &LateEvent) -> bool {
-        card.is_late(event, &self.cards())
-    }
-
-    /// Returns the attached sources.
-    pub fn cards(&self) -> Vec<&'static Card> {
-        self.header.sources.iter().filter_map(|of| named(&of.source)).collect()
-    }
-
-    /// Iterates over the shown ticks as lines of a recording.
-    pub fn shown_lines(&self) -> impl Iterator<Item = Vec<Line>> + '_ {
-        self.shown().map(Tick::lines)
-    }
-
     /// Advances a playing recording by one tick.
     pub fn play(&mut self) {
         if self.is_playing && !self.step_ticks(1) {
@@ -343,7 +281,7 @@ impl State {
             Key::Interrupt | Key::Char('q') => return Reaction::Quit,
             Key::Suspend => return Reaction::Suspend,
             Key::Redraw => return Reaction::Redraw,
-            Key::Char('w') if self.history.newest().is_none() => self.said = "nothing to save yet".to_owned(),
+            Key::Char('w') if self.window.history.newest().is_none() => self.said = "nothing to save yet".to_owned(),
             Key::Char('w') => return Reaction::Write,
             Key::Char('?') if self.view().kind != ViewKind::Help => self.open(ViewKind::Help),
             Key::Char('/') => self.typing = Some(self.view().filter.clone()),
@@ -472,7 +410,7 @@ impl State {
         }
         self.at = match self.at {
             Some(_) => None,
-            None => self.history.newest(),
+            None => self.window.history.newest(),
         };
         self.refresh();
     }
@@ -487,8 +425,8 @@ impl State {
 
     /// Moves the window by `by` ticks. Returns false if there is no such tick.
     fn step_ticks(&mut self, by: i64) -> bool {
-        let Some(now) = self.at.or(self.history.newest()) else { return false };
-        let Some(next) = now.checked_add_signed(by).filter(|&next| self.history.get(next).is_some()) else {
+        let Some(now) = self.at.or(self.window.history.newest()) else { return false };
+        let Some(next) = now.checked_add_signed(by).filter(|&next| self.window.history.get(next).is_some()) else {
             return false;
         };
         self.at = Some(next);
@@ -503,12 +441,13 @@ impl State {
 
     /// Rebuilds the overview from the shown ticks.
     fn refresh(&mut self) {
-        let Some(newest) = self.at.or(self.history.newest()) else { return self.show() };
-        self.window = self.history.window(newest, self.window_ns());
-        let mut gatherer = Gatherer::for_cards(self.cards(), By::Name);
+        self.window.is_starting = self.is_starting();
+        let Some(newest) = self.at.or(self.window.history.newest()) else { return self.show() };
+        self.window.range = self.window.history.window(newest, self.window_ns());
+        let mut gatherer = Gatherer::for_cards(self.window.cards(), By::Name);
         let mut found: Vec<SourceSummary<'static>> = Vec::new();
         let mut lost: BTreeMap<String, u64> = BTreeMap::new();
-        for tick in self.shown() {
+        for tick in self.window.ticks() {
             for (card, event) in &tick.late {
                 gatherer.add_kept(card, event);
             }
@@ -524,21 +463,21 @@ impl State {
             }
         }
         for of in found.iter_mut().filter(|of| of.has_remark()) {
-            if let Some(snapshot) = self.history.merged(&self.window, of.card) {
+            if let Some(snapshot) = self.window.history.merged(&self.window.range, of.card) {
                 of.remark_on(&snapshot);
             }
         }
-        let mut unmeasured = self.header.unmeasured.clone();
-        unmeasured.extend(SourceSummary::set_aside(&mut found, &self.header.sources));
+        let mut unmeasured = self.window.header.unmeasured.clone();
+        unmeasured.extend(SourceSummary::set_aside(&mut found, &self.window.header.sources));
         let look = gatherer.finish_with(&found, unmeasured);
-        self.look = Overview { lost, limitations: self.header.limitations.clone(), ..look };
+        self.window.look = Overview { lost, limitations: self.window.header.limitations.clone(), ..look };
         self.show();
     }
 
     /// Builds the panels of the top view.
     fn show(&mut self) {
         let last = self.views.len() - 1;
-        let panels = view::panels(self, &self.views[last].kind, self.columns);
+        let panels = view::panels(&self.window, &self.views[last].kind, self.columns);
         let view = &mut self.views[last];
         view.panels = panels;
         let focus = view.focus();

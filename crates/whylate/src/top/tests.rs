@@ -5,8 +5,8 @@ use jiff::tz::TimeZone;
 use proptest::prelude::*;
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
-use whylate_model::overview::Unmeasured;
 use whylate_model::path::PathSegment;
+use whylate_model::recording::Unmeasured;
 use whylate_model::recording::{Header, Line, Measured};
 use whylate_model::sources::{OFFCPU, TIMERLAT, WQ};
 use whylate_model::units::is_printable;
@@ -19,7 +19,8 @@ use super::history::History;
 use super::keys::Key;
 use super::panel::{Glyphs, Row};
 use super::program_filter::{ProgramFilter, Stacks};
-use super::state::{Mode, Phase, State, ViewKind};
+use super::state::{Mode, Phase, State};
+use super::view_kind::ViewKind;
 
 const SECOND_NS: u64 = 1_000_000_000;
 const MS: u64 = 1_000_000;
@@ -116,7 +117,7 @@ fn header() -> Header {
     Header {
         host: "web1\u{202e}[2J".to_owned(),
         sources: [&TIMERLAT, &WQ, &OFFCPU].map(measured).into(),
-        unmeasured: vec![Unmeasured { source: "sqpoll".to_owned(), reason: "no thread is there".to_owned() }],
+        unmeasured: vec![Unmeasured::new("sqpoll", "no thread is there")],
         ..Header::default()
     }
 }
@@ -167,11 +168,14 @@ fn draws_each_view_in_each_size() {
         ("path", "\t\tjj\n\t"),
         ("keys", "?"),
     ] {
-        for (columns, rows) in [(80, 24), (200, 50), (40, 10)] {
+        // The first screen also in the widths that other commands are pinned in.
+        let more: &[(usize, usize)] = if name == "look" { &[(100, 30), (160, 45)] } else { &[] };
+        for (columns, rows) in [(80, 24), (200, 50), (40, 10)].into_iter().chain(more.iter().copied()) {
             let mut state = state(Glyphs::Unicode, 30, columns, rows);
             press(&mut state, keys);
             let screen = drawn(&state, columns as u16, rows as u16);
             assert!(screen.lines().all(|line| line.chars().all(is_printable)), "{screen}");
+            assert!(name != "look" || columns < 80 || screen.contains("wait: held up by others"), "{screen}");
             insta::assert_snapshot!(format!("{name}_{columns}x{rows}"), screen);
         }
     }
@@ -230,7 +234,7 @@ fn shows_early_sources_until_all_are_attached() {
     assert!(drawn(&state, 100, 30).contains("timer: until"));
     add(&mut state, tick(2));
     add(&mut state, tick(3));
-    assert_eq!((state.shown().len(), state.window.clone()), (2, 2..4));
+    assert_eq!((state.window.ticks().len(), state.window.range.clone()), (2, 2..4));
 }
 
 #[test]
@@ -239,6 +243,29 @@ fn draws_ascii_and_empty_screens() {
     let empty = State::new(Mode::Live, Glyphs::Ascii, TimeZone::UTC, History::new(1 << 20));
     insta::assert_snapshot!("empty_80x24", drawn(&empty, 80, 24));
     drawn(&empty, 5, 2);
+}
+
+#[test]
+fn equal_late_events_of_a_tick_are_one_row() {
+    let mut state = state(Glyphs::Unicode, 4, 100, 30);
+    let mut lines = tick(20);
+    let Line::Snapshot(wq) = &mut lines[1] else { panic!("no snapshot") };
+    let item = |ms| late(20, "mover", vec![Cause::new(CauseKind::Thread, "hog:7", ms * MS)]);
+    wq.late = (0..160).map(|number| item(11 + number % 3)).collect();
+    add(&mut state, lines);
+    let text = drawn(&state, 100, 30);
+    let rows: Vec<&str> = text.lines().filter(|line| line.contains("mover")).collect();
+    assert!(rows.len() == 1 && rows[0].contains("13.0ms") && rows[0].contains("mover × 160"), "{text}");
+}
+
+#[test]
+fn nothing_was_late_is_not_said_at_the_start() {
+    let mut state = state(Glyphs::Ascii, 1, 100, 30);
+    let text = drawn(&state, 100, 30);
+    assert!(text.contains("starting: no results yet") && !text.contains("nothing was late"), "{text}");
+    add(&mut state, tick(1));
+    let text = drawn(&state, 100, 30);
+    assert!(text.contains("nothing was late") && !text.contains("starting"), "{text}");
 }
 
 #[test]
@@ -252,10 +279,10 @@ fn frozen_window_stays_and_steps_back() {
     press(&mut state, "t");
     assert_ne!(drawn(&state, 100, 30), frozen);
     press(&mut state, "TTTTTT[[[");
-    assert_eq!((state.window.clone(), state.window_ns()), (4..5, SECOND_NS));
-    assert_eq!(state.shown_lines().count(), 1);
+    assert_eq!((state.window.range.clone(), state.window_ns()), (4..5, SECOND_NS));
+    assert_eq!(state.window.lines().count(), 1);
     press(&mut state, "t]");
-    assert_eq!(state.window, 0..6);
+    assert_eq!(state.window.range, 0..6);
     press(&mut state, " ");
     assert!(!state.is_frozen() && drawn(&state, 100, 30).contains("LIVE"));
 }
@@ -267,10 +294,10 @@ fn frozen_window_survives_eviction() {
     state.start(header());
     (0..20).for_each(|second| add(&mut state, tick(second)));
     press(&mut state, "[ \t\t\n");
-    let (at, window) = (state.shown_unix_ns(), state.window.clone());
+    let (at, window) = (state.window.end_unix_ns(), state.window.range.clone());
     let mut second = 20;
-    while state.history.forgotten() <= window.start {
-        assert_eq!((state.shown_unix_ns(), &state.window), (at, &window));
+    while state.window.history.forgotten() <= window.start {
+        assert_eq!((state.window.end_unix_ns(), &state.window.range), (at, &window));
         add(&mut state, tick(second));
         press(&mut state, "jk");
         second += 1;
@@ -281,7 +308,11 @@ fn frozen_window_survives_eviction() {
         press(&mut state, "jk<\n");
         drawn(&state, 100, 30);
     });
-    assert!(state.is_frozen() && state.window.start >= state.history.forgotten() && !state.window.is_empty());
+    assert!(
+        state.is_frozen()
+            && state.window.range.start >= state.window.history.forgotten()
+            && !state.window.range.is_empty()
+    );
 }
 
 #[test]

@@ -67,7 +67,7 @@ fn commands(page: &str) -> Vec<Vec<String>> {
     let in_code = code.lines().filter_map(|line| {
         let line = line.trim_start();
         let (prompt, command) = line.split_at(line.find("whylate ")?);
-        let is_prompt = prompt.is_empty() || prompt.ends_with("# ") || prompt.ends_with("$ ");
+        let is_prompt = prompt.is_empty() || ["# ", "$ ", "| "].iter().any(|end| prompt.ends_with(end));
         // Some outputs begin with the program's name: a table's row, and rtla's message.
         let is_output = command.starts_with("whylate  ") || command.ends_with(" hit stop tracing");
         ((is_prompt || prompt.ends_with("sudo ")) && !is_output).then_some(command)

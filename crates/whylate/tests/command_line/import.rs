@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Files that `offcpu` and `irqsoff` read, and graphs that are drawn from them.
+//! Files that `import`, `offcpu` and `irqsoff` read, and graphs that are drawn from them.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
@@ -139,6 +139,90 @@ fn compares_two_profiles() -> Result<()> {
     let table = printed(&["offcpu", "--diff", &before, &after, "-o", &graph])?;
     assert_eq!(table.lines().nth(1).map(str::trim), Some("-50.0%   50.0%   0.0%  p;g"), "{table}");
     assert!(fs::read_to_string(&graph)?.contains("</svg>"));
+    Ok(())
+}
+
+const OF_MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../whylate-model/tests");
+
+#[test]
+fn import_recognizes_each_format() -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    let file = |name: &str, text: &str| -> Result<String> {
+        let path = directory.path().join(name);
+        fs::write(&path, text)?;
+        Ok(path.to_str().context("a name in UTF-8")?.to_owned())
+    };
+    let folded = file("a.folded", "a;b 1\na;c 2\n")?;
+    let dump = file("dump", "==> /proc/1/stack <==\n[<0>] futex_wait+0x1/0x2\n[<0>] do_syscall_64+0x3/0x4\n")?;
+    let procstat = file("procstat", PROCSTAT)?;
+    let quoted: String = PROCSTAT.lines().map(|line| format!("> {line}\n")).collect();
+    let quoted = file("mail", &quoted)?;
+    let ftrace = |name: &str| format!("{OF_MODEL}/ftrace/{name}.txt");
+    let traces = |name: &str| format!("{OF_MODEL}/traces/{name}.txt");
+    for (file, options, former) in [
+        (&folded, "", "offcpu import"),
+        (&dump, "--by stack", "offcpu import"),
+        (&procstat, "--leaf-first", "offcpu import"),
+        (&quoted, "--by thread", "offcpu import"),
+        (&ftrace("irqsoff-2.6"), "", "irqsoff --import"),
+        (&ftrace("irqsoff-6.12"), "--json", "irqsoff --import"),
+        (&ftrace("trace-pipe-5.4"), "--slower 1ms", "irqsoff --import"),
+        (&ftrace("trace-pipe-5.4"), "--histogram --worst 3", "irqsoff --import"),
+        (&traces("tracefs"), "--comm sh", "run --import"),
+        (&traces("perf-script"), "--json", "run --import"),
+        (&traces("perf-sched"), "", "run --import"),
+    ] {
+        let options: Vec<&str> = options.split_whitespace().collect();
+        let [now, before] = ["import", former].map(|command| {
+            let command: Vec<&str> = command.split(' ').chain([file.as_str()]).chain(options.clone()).collect();
+            output_of(&command)
+        });
+        let (now, before) = (now?, before?);
+        ensure!(now.status.success() && !now.stdout.is_empty(), "{file}: {}", text(&now.stderr));
+        ensure!(now.stdout == before.stdout, "{file}: {}", text(&now.stdout));
+        ensure!(now.stderr == before.stderr, "{file}: {}", text(&now.stderr));
+    }
+    Ok(())
+}
+
+#[test]
+fn import_says_why_it_does_not_show_a_file() -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    let notes = directory.path().join("notes.txt");
+    fs::write(&notes, "a report\nthat has no trace\n")?;
+    let notes = notes.to_str().context("a name in UTF-8")?;
+    let trace = format!("{OF_MODEL}/traces/tracefs.txt");
+    let recording = format!("{}/late-6.18.whylate", crate::RECORDINGS);
+    for (arguments, status, message) in [
+        (&[notes][..], 1, "no line in it is of a known format: give the text output of ftrace"),
+        (&["/dev/null"], 1, "no line in it is of a known format"),
+        (&["/dev/zero"], 1, "/dev/zero: this is not text"),
+        (&[&recording], 1, "this is a recording of whylate: show it with `whylate replay`"),
+        (&["/no/such/file"], 2, "No such file or directory"),
+        (&[&trace, &trace], 2, "it has context switches: import it alone"),
+        (&[&trace, "--by", "stack"], 2, "it has context switches, and --by is for stacks: omit it"),
+        (&[&trace, "-o", "x.pb.gz"], 2, "its name must end in .svg, .folded or .trace.json"),
+        (&[&trace, "--as", "stacks"], 1, "this is no output of procstat -ka"),
+    ] {
+        let output = output_of(&[&["import"], arguments].concat())?;
+        let stderr = text(&output.stderr);
+        ensure!(output.status.code() == Some(status) && output.stdout.is_empty(), "{arguments:?}: {output:?}");
+        ensure!(stderr.contains(message) && stderr.lines().count() == 1, "{arguments:?}: {stderr}");
+    }
+    Ok(())
+}
+
+#[test]
+fn import_keeps_the_path_of_a_command() -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    let trace = format!("{OF_MODEL}/traces/tracefs.txt");
+    for (name, beginning) in [("path.svg", "<"), ("path.folded", "bash worked "), ("path.trace.json", "{")] {
+        let path = directory.path().join(name);
+        let path = path.to_str().context("a name in UTF-8")?;
+        ensure!(printed(&["import", &trace, "--comm", "sh", "-o", path])?.starts_with("sh:19025"), "{name}");
+        let written = fs::read_to_string(path)?;
+        ensure!(written.starts_with(beginning), "{name}: {written}");
+    }
     Ok(())
 }
 

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use whylate_model::path::PathSegment;
 use whylate_model::recording::{Account, Clock, End, FORMAT, Frame, Gap, Header, Line, Measured};
-use whylate_model::snapshot::{Labels, SCHEMA};
-use whylate_model::{ActorName, Cause, CauseKind, LateEvent, Series, Snapshot, Stack};
+use whylate_model::snapshot::SCHEMA;
+use whylate_model::{ActorName, Cause, CauseKind, Labels, LateEvent, Series, Snapshot, Stack};
 
 pub const MS: u64 = 1_000_000;
 pub const HOUR_NS: u64 = 3_600_000 * MS;

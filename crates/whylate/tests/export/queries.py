@@ -11,6 +11,6 @@ duckdb.sql("SET TimeZone = 'Asia/Kolkata'")
 with open(document) as file:
     queries = re.findall(r"```sql\n(.*?)```", file.read(), re.S)
 for query in queries:
-    query = query.replace("'web1.whylate'", f"'{recording}'").replace("'web1/", f"'{folder}/")
+    query = query.replace("'web1.whylate'", f"'{recording}'").replace("'web1.parquet/", f"'{folder}/")
     rows = duckdb.sql(query).fetchall()
     print(json.dumps(rows, default=str))

@@ -9,10 +9,12 @@ use anyhow::Result;
 use whylate_model::histogram::fine_bucket_of;
 use whylate_model::path::PathSegment;
 use whylate_model::recording::{Account, End, FORMAT, Frame, Header, Line, Measured};
-use whylate_model::snapshot::{Labels, SCHEMA};
+use whylate_model::snapshot::SCHEMA;
 use whylate_model::sources::CARDS;
 use whylate_model::wait::Wait;
-use whylate_model::{ActorName, Cause, CauseKind, Cgroup, Histogram, LateEvent, Series, Snapshot, Stack, WaitClass};
+use whylate_model::{
+    ActorName, Cause, CauseKind, Cgroup, Histogram, Labels, LateEvent, Series, Snapshot, Stack, WaitClass,
+};
 
 pub const MS: u64 = 1_000_000;
 pub const SECOND_NS: u64 = 1_000 * MS;

@@ -125,11 +125,11 @@ impl Running {
         bail!("the signal is not delivered")
     }
 
-    /// Returns the peak memory use in KiB.
-    pub fn peak_memory_kb(&self) -> Result<u64> {
+    /// Returns the memory that the process has allocated, in KiB: pages of its program and of BPF maps are left out.
+    pub fn allocated_kb(&self) -> Result<u64> {
         let status = self.proc("status")?;
-        let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).context("it has ended")?;
-        Ok(peak.trim().trim_end_matches(" kB").parse()?)
+        let anonymous = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).context("it has ended")?;
+        Ok(anonymous.trim().trim_end_matches(" kB").parse()?)
     }
 
     fn proc(&self, file: &str) -> Result<String> {

@@ -3,11 +3,11 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::super::cursor::OVERWRITTEN;
 use super::super::history::{Name, Request};
 use super::super::sums::Sums;
 use super::super::{Actor, Finding, Names, OTHERS, PathBuilder, PathSegment, Segment, WakeupEdge};
 use super::{EndedBy, Latencies, Waits};
+use crate::cause::OVERWRITTEN;
 use crate::wait::Stop;
 use crate::{ActorName, CauseKind};
 

@@ -7,7 +7,7 @@ use std::collections::{HashMap, HashSet};
 use super::super::Actor;
 use super::super::history::{Name, Waker};
 use super::{MAX_SEGMENTS, OTHERS, PathBuilder, PathPart, Wait};
-use crate::late::CauseKind;
+use crate::CauseKind;
 use crate::wait::Stop;
 
 impl PathBuilder {

@@ -2,7 +2,7 @@
 //! Records of late ticks.
 
 use super::culprits::Late;
-use crate::fuzzing::with_names;
+use crate::cpu_account::fuzzing::with_names;
 use crate::irqsoff::IrqsoffOptions;
 
 const PERIOD_NS: u64 = 1_000_000;

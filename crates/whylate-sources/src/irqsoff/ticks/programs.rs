@@ -92,8 +92,10 @@ impl Programs {
         sampler: &NmiSampler,
     ) -> Result<Self, AttachError> {
         let timers = Timers::HeartbeatsOfSource { late_from_ns: options.from_ns };
-        let mut account =
-            options.explain_over_ns.map(|_| Account::load(session, timers, Wakeups::OfWorkers)).transpose()?;
+        let mut account = options
+            .explain_over_ns
+            .map(|_| Account::load(session.account(), timers, Wakeups::OfWorkers))
+            .transpose()?;
         let mut open = skel::TicksSkelBuilder::default().open(attach::open_object())?;
         let settings = open.maps.rodata_data.as_mut().context("the BPF object has no settings")?;
         settings.own_namespace = pid_namespace::as_setting();

@@ -70,14 +70,13 @@ mod tests {
     use std::thread;
     use std::time::{Duration, Instant};
 
-    use rustix::thread::{CpuSet, sched_setaffinity};
-
     use super::*;
     use crate::inject::disturbance::{self, Kind, Plan};
     use crate::irqsoff::IrqsoffOptions;
     use crate::irqsoff::ticks::AttachedTicks;
     use crate::kernel::cpus;
     use crate::kernel::perf_event::{EVERY_THREAD, start_timer};
+    use crate::kernel::priority::run_on;
     use crate::source::Attached as _;
     use crate::source::session::Session;
     use whylate_model::LateEvent;
@@ -114,12 +113,6 @@ mod tests {
         cpus::online().expect("there are CPUs").last().copied()
     }
 
-    fn pin_to(cpu: u32) {
-        let mut here = CpuSet::new();
-        here.set(cpu as usize);
-        sched_setaffinity(None, &here).expect("it is online");
-    }
-
     /// Runs `act` while a thread reads zeroes on the CPU, nearly all the time in `read()` in the kernel.
     fn while_reading<T>(cpu: u32, act: impl FnOnce() -> T) -> T {
         /// Ends the reader, also if `act` panics: the scope waits for it.
@@ -133,7 +126,7 @@ mod tests {
         thread::scope(|scope| {
             let _ended = Ended(&over);
             scope.spawn(|| {
-                pin_to(cpu);
+                run_on(&[cpu]).expect("it is online");
                 let mut zeroes = File::open("/dev/zero").expect("it is there");
                 let mut buffer = vec![1; 1 << 20];
                 while !over.load(Ordering::Relaxed) {

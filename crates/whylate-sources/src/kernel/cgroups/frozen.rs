@@ -5,12 +5,13 @@ use std::fs;
 use std::path::Path;
 
 use super::{mounted_of_v1, path_in_hierarchy, unified_root};
+use crate::kernel::proc;
 
 const FREEZER: &str = "freezer";
 
 /// Tests whether the cgroup of a process, or an ancestor of it, is frozen.
 pub(crate) fn is_frozen(process: u32) -> bool {
-    let Ok(own) = fs::read_to_string(format!("/proc/{process}/cgroup")) else { return false };
+    let Ok(own) = proc::text(format!("/proc/{process}/cgroup")) else { return false };
     let has = |root: &Path, controller, file, said: &str| {
         let Some(path) = own.lines().find_map(|line| path_in_hierarchy(line, controller)) else { return false };
         let file = root.join(path.trim_start_matches('/')).join(file);

@@ -4,10 +4,11 @@
 
 use std::thread;
 
-use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
+use rustix::thread::sched_getcpu;
 
 use crate::kernel::clock::{monotonic_ns, thread_cpu_ns};
 use crate::kernel::perf_event::{EVERY_THREAD, start_timer};
+use crate::kernel::priority::run_on;
 
 /// Timer period: short for many interrupts, but not so short that the kernel throttles it.
 const PERIOD_NS: u64 = 200_000;
@@ -45,9 +46,7 @@ pub(crate) fn interrupt_ns(measured: &[u32]) -> Option<u64> {
 }
 
 fn measure(cpu: u32) -> Option<u64> {
-    let mut only = CpuSet::new();
-    only.set(cpu as usize);
-    sched_setaffinity(None, &only).ok()?;
+    run_on(&[cpu]).ok()?;
     let mut readings = [0; READINGS];
     let mut last_ns = monotonic_ns();
     for reading in &mut readings {
@@ -154,7 +153,7 @@ mod tests {
             println!("skipped: needs root");
             return;
         }
-        let Some(ns) = interrupt_ns(&crate::kernel::cpus::usable().expect("the kernel lists its CPUs")) else {
+        let Some(ns) = interrupt_ns(&crate::kernel::cpu_choice::usable().expect("the kernel lists its CPUs")) else {
             println!("skipped: the cost of an interrupt cannot be measured here");
             return;
         };

@@ -14,7 +14,7 @@ use anyhow::Context as _;
 use libbpf_rs::skel::{OpenSkel as _, SkelBuilder as _};
 
 use crate::kernel::attach;
-use crate::source::AttachError;
+use crate::kernel::error::AttachError;
 
 #[allow(missing_docs, unsafe_code, clippy::all, clippy::unwrap_used, clippy::undocumented_unsafe_blocks)]
 mod skel {

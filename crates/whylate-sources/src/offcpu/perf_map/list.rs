@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Reads the perf map of one process, part by part.
 
-use std::fs::{self, File, Metadata};
+use std::fs::{File, Metadata};
 use std::io;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::sync::Arc;
@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use super::code::CompiledCode;
 use crate::kernel::clock;
 use crate::kernel::first_thread;
+use crate::kernel::proc;
 use crate::offcpu::remote_files::RemoteFiles;
 
 /// The bytes that one turn reads.
@@ -35,7 +36,7 @@ pub(super) struct Identity {
 impl Identity {
     pub(super) fn read(tgid: u32) -> Option<Self> {
         let started = started(tgid)?;
-        let status = fs::read_to_string(format!("/proc/{tgid}/status")).ok()?;
+        let status = proc::text(format!("/proc/{tgid}/status")).ok()?;
         let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name));
         let user = field("Uid:")?.split_whitespace().next()?.parse().ok()?;
         let own_pid = field("NSpid:")?.split_whitespace().last()?.to_owned();
@@ -46,7 +47,7 @@ impl Identity {
 /// Reads the start time in clock ticks since boot, field 22 of proc_pid_stat(5). The comm before it may contain
 /// parentheses.
 fn started(tgid: u32) -> Option<u64> {
-    let stat = fs::read_to_string(format!("/proc/{tgid}/stat")).ok()?;
+    let stat = proc::text(format!("/proc/{tgid}/stat")).ok()?;
     stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
 }
 
@@ -95,7 +96,7 @@ impl List {
         self.tail.clear();
     }
 
-    /// Reads the next part.
+    /// Reads the next part of the file.
     pub(super) fn read(&mut self, tgid: u32, process: &Identity, files: &mut RemoteFiles) -> Turn {
         if self.file.is_none() && self.not_before.is_some_and(|not_before| Instant::now() < not_before) {
             return Turn::default();

@@ -7,9 +7,10 @@ use std::sync::Arc;
 
 use whylate_model::Series;
 
-use super::{LOST, Met, Sampler, iterate};
+use super::{LOST, Met, Sampler};
 use crate::kernel::attach::{self, ProgramStatistics, read_plain};
 use crate::kernel::clock;
+use crate::kernel::thread_iterator::iterate;
 use crate::offcpu::places::PlaceDelta;
 use crate::offcpu::process::Process;
 use crate::offcpu::skel::types::{holder_now, thread_now};

@@ -188,7 +188,7 @@ impl Activations {
 
     /// Counts missed periods that are due.
     pub(super) fn count_missed(&mut self, rules: &Rules, tally: &Tally) {
-        self.missed.count(rules.from_ns, rules.until_ns, rules.period_ns, tally);
+        self.missed.count(rules.from_ns, rules.until_ns, rules.period_ns, |late_ns| tally.missed_period(late_ns));
     }
 
     /// Returns the number of activations and periods due until then that have not arrived: the thread is still late.

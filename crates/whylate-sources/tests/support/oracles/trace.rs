@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -118,6 +119,31 @@ impl Trace {
             Ok(())
         })?;
         Ok(events)
+    }
+
+    /// Also records every context switch.
+    #[allow(dead_code)]
+    pub fn with_switches(self) -> Result<Self> {
+        fs::write(self.directory.join("events/sched/sched_switch/enable"), "1")?;
+        Ok(self)
+    }
+
+    /// Returns the spans in which a thread of this name was on a CPU, by the context switches that the kernel shows.
+    #[allow(dead_code)]
+    pub fn slices_of(&self, comm: &str) -> Result<Vec<Range<u64>>> {
+        let (switched_in, switched_out) = (format!("next_comm={comm} "), format!("prev_comm={comm} "));
+        let (mut slices, mut since_ns) = (Vec::new(), None);
+        self.each_line(|line| {
+            if let Some(line) = parse_line(line).filter(|line| line.event == "sched_switch") {
+                if line.fields.contains(&switched_in) {
+                    since_ns = Some(line.at_us * 1_000);
+                } else if line.fields.contains(&switched_out) {
+                    slices.extend(since_ns.take().map(|since_ns| since_ns..line.at_us * 1_000));
+                }
+            }
+            Ok(())
+        })?;
+        Ok(slices)
     }
 
     /// Like [`Trace::finish`], for any events.

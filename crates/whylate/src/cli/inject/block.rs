@@ -15,7 +15,7 @@ use whylate_sources::inject::requests::{self, Plan, Report, folder_on_disk};
 
 use crate::cli::UsageError;
 use crate::cli::values::duration_ns;
-use crate::render::json::write_line;
+use crate::json::write_line;
 
 /// Reads blocks from a disk and measures how long each read takes.
 ///

@@ -14,7 +14,7 @@ use whylate_sources::inject::disturbance::{
 
 use crate::cli::UsageError;
 use crate::cli::values::duration_ns;
-use crate::render::json::write_line;
+use crate::json::write_line;
 
 /// The middle of the real-time priorities, which is also that of threaded interrupts.
 const DEFAULT_PRIORITY: u8 = 50;
@@ -45,7 +45,7 @@ pub struct Common {
 /// shares the CPU with them and needs no privileges. The length is wall-clock time; the time that the thread actually
 /// ran is also reported.
 ///
-/// Only one CPU is disturbed at a time, by one `whylate inject` at a time, so that the others can go on.
+/// Only one CPU is disturbed at a time (a second `whylate inject` is refused), so that the other CPUs can go on.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 examples:

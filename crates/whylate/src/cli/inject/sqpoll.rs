@@ -13,14 +13,14 @@ use whylate_model::sources::SQPOLL;
 use whylate_sources::inject::sqpoll::{Load, MAX_RINGS, Plan};
 
 use crate::cli::values::duration_ns;
-use crate::render::json::write_line;
+use crate::json::write_line;
 
 /// Poll interval for signals.
 const POLLED_EVERY: Duration = Duration::from_millis(20);
 
 /// Keeps an io_uring submission thread busy for a known share of the time.
 ///
-/// Requests read random bytes, which the thread makes itself. The share of work is the time in which requests are
+/// Requests read random bytes, which the thread itself generates. The share of work is the time in which requests are
 /// outstanding, as the application sees it, less what the thread waited for a CPU.
 #[derive(Debug, Args)]
 #[command(after_help = "\

@@ -13,7 +13,7 @@ use whylate_sources::inject::{Timestamp, work};
 
 use crate::cli::UsageError;
 use crate::cli::values::duration_ns;
-use crate::render::json::write_line;
+use crate::json::write_line;
 
 /// Queues known work items; their handler is `bpf_wq_work`.
 ///
@@ -199,6 +199,7 @@ mod tests {
             executed: 20,
             cpu: 1,
             at_once: 20,
+            wait_total_ns: 1_000_000_000,
             busy_total_ns: 100_004_000,
             busy_max_ns: 5_001_000,
             first_queue: timestamp(0),

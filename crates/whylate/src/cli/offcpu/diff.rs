@@ -2,7 +2,7 @@
 //! `whylate offcpu --diff`: compares two profiles.
 
 use std::fs::File;
-use std::io::{self, Write};
+use std::io::Write;
 use std::path::Path;
 
 use anyhow::Context as _;
@@ -11,34 +11,18 @@ use whylate_model::folded::{Root, lines, waiting};
 use whylate_model::import::{DEEPEST, Imported, Names, Order};
 use whylate_model::text;
 
-use crate::cli::{UsageError, existing};
-use crate::files;
+use crate::cli::existing;
+use crate::render::text::fit::{Fit, terminal_columns};
 use crate::render::text::offcpu::diff::Difference;
-use crate::render::text::offcpu::file::Form;
-use crate::render::text::offcpu::{svg, write_lines};
-use crate::render::text::table::terminal_columns;
+use crate::render::text::offcpu::file;
 
 pub fn run(before: &Path, after: &Path, output: Option<&Path>) -> anyhow::Result<()> {
     let difference = Difference::between(&read(before)?, &read(after)?);
     if let Some(path) = output {
-        let form = Form::from_path(path).map_err(UsageError)?;
-        let cannot = || format!("cannot write {}", path.display());
-        let lines = difference.lines();
-        match form {
-            Form::Svg => {
-                let title = "Off-CPU: red waits more than before, blue less";
-                files::write(path, |out| svg::write_lines(out, title, "millionths of all time", &lines))
-                    .with_context(cannot)?;
-            }
-            Form::Folded => files::write(path, |out| write_lines(out, &lines)).with_context(cannot)?,
-            _ => {
-                return Err(
-                    UsageError(anyhow::anyhow!("write a difference to a file that ends in .svg or .folded")).into()
-                );
-            }
-        }
+        let title = "Off-CPU: red waits more than before, blue less";
+        file::write_folded(path, title, "millionths of all time", &difference.lines())?;
     }
-    let mut out = io::BufWriter::new(io::stdout().lock());
+    let mut out = Fit::stdout(true);
     difference.table().write(&mut out, terminal_columns())?;
     Ok(out.flush()?)
 }

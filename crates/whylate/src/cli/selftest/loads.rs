@@ -11,7 +11,6 @@ use whylate_model::CauseKind;
 use whylate_model::selftest::{Check, Unit};
 use whylate_model::sources::{OFFCPU, SQPOLL, WQ};
 use whylate_model::sqpoll::is_thread;
-use whylate_sources::inject::Timestamp;
 use whylate_sources::inject::sqpoll::{Load, Plan as LoadPlan};
 use whylate_sources::inject::work::{self, HANDLER, Plan as WorkPlan};
 use whylate_sources::offcpu::{DEFAULT_HZ, OffcpuOptions};
@@ -65,7 +64,7 @@ pub(super) fn work(setup: &Setup<'_>) -> Result<Vec<Check>, AttachError> {
     let is_true = |cause: &whylate_model::Cause| cause.kind == CauseKind::Work && cause.who == HANDLER;
     let right = events.iter().filter(|event| event.causes.first().is_some_and(is_true)).count();
     let busy_ns = report.busy_total_ns as f64 / report.executed.max(1) as f64;
-    let mean_wait_ns = mean_wait_ns(&report);
+    let mean_wait_ns = report.wait_total_ns as f64 / report.executed.max(1) as f64;
     Ok(vec![
         Check::new(WQ.name, backend, WORK, "items counted").compare(
             Unit::Count,
@@ -83,15 +82,6 @@ pub(super) fn work(setup: &Setup<'_>) -> Result<Vec<Check>, AttachError> {
             .compare(Unit::Ns, mean_wait_ns, histogram("latency").mean_ns() as f64, apart_ns + mean_wait_ns / 20.0)
             .blames(HANDLER, right as u64, (events.len() as u64).max(ITEMS - LATE_FROM_NS / BUSY_NS)),
     ])
-}
-
-/// Returns the mean wait of items that are queued together and run one by one, by the start of the first and the end of
-/// the last.
-fn mean_wait_ns(report: &work::Report) -> f64 {
-    let at = |timestamp: Option<Timestamp>| timestamp.map_or(0.0, |timestamp| timestamp.monotonic_ns as f64);
-    let (first_start, executed) = (at(report.first_start), report.executed.max(1) as f64);
-    let each_ns = (at(report.last_end) - first_start) / executed;
-    first_start - (at(report.first_queue) + at(report.last_queue)) / 2.0 + each_ns * (executed - 1.0) / 2.0
 }
 
 /// Checks `offcpu`: the weight of the sleepers' stacks is the time that they slept.

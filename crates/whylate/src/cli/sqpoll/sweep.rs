@@ -25,8 +25,9 @@ use whylate_sources::{Attached as _, Session, Threads};
 use crate::cli::values::duration_ns;
 use crate::cli::{UsageError, existing};
 use crate::files::create_new;
-use crate::render::json::write_line;
-use crate::render::text::table::{Table, terminal_columns};
+use crate::json::write_line;
+use crate::render::text::fit::terminal_columns;
+use crate::render::text::table::Table;
 
 /// Size of a temporary file for writes, in bytes.
 const MADE_BYTES: u64 = 64 << 20;
@@ -121,7 +122,7 @@ impl From<Report> for LoadFigures {
             requests: report.requests,
             duration_ns: report.duration_ns,
             mean_ns: Some(latency.mean_ns()),
-            p99_ns: Some(latency.quantile_ns(0.99)),
+            p99_ns: Some(latency.printed_quantile_ns(0.99)),
         }
     }
 }

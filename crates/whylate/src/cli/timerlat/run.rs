@@ -13,7 +13,7 @@ use whylate_model::blame::Evidence;
 use whylate_model::recording::Line;
 use whylate_model::sources::TIMERLAT;
 use whylate_model::{LateEvent, Snapshot, TimerEvidence, TopN};
-use whylate_sources::kernel::cpus::Choice;
+use whylate_sources::kernel::cpu_choice::Choice;
 use whylate_sources::timerlat::idle::{self, Shallow};
 use whylate_sources::timerlat::{self, AttachedTimerlat, Stop, placement};
 use whylate_sources::{Attached as _, Measuring, Session};
@@ -21,8 +21,8 @@ use whylate_sources::{Attached as _, Measuring, Session};
 use super::figures::Figures;
 use super::{Arguments, Common, Plan, RECORDED_WORST, actions};
 use crate::cli::{Origin, SUCCESS, THRESHOLD_HIT, UsageError, record};
-use crate::engine::late_buffer::{Keep, LateBuffer};
-use crate::engine::live::{Feed, wait};
+use crate::engine::feed::Feed;
+use crate::engine::live::wait;
 use crate::engine::replay::Replay;
 use crate::engine::ticks::{Sink, Tick, drive};
 use crate::engine::watch::{Ended, Watch};
@@ -30,6 +30,7 @@ use crate::render::json::JsonLines;
 use crate::render::text::Output as _;
 use crate::render::text::timerlat as view;
 use crate::render::text::timerlat::{analysis, trace};
+use crate::store::late_buffer::{Keep, LateBuffer};
 use crate::store::{Played, Recorder, about};
 
 /// Name of the histogram of the return to user space.

@@ -9,9 +9,8 @@ use std::borrow::Cow;
 use serde::Serialize;
 use whylate_model::path::PathSegment;
 use whylate_model::recording::Line;
-use whylate_model::snapshot::Labels;
 use whylate_model::units::{is_printable, printable};
-use whylate_model::{ActorName, Cause, Histogram, LateEvent, Series, Snapshot, Stack};
+use whylate_model::{ActorName, Cause, Histogram, Labels, LateEvent, Series, Snapshot, Stack};
 
 use super::Export;
 

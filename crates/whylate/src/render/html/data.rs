@@ -13,10 +13,9 @@ use flate2::write::GzEncoder;
 use jiff::tz::TimeZone;
 use serde::Serialize;
 use whylate_model::culprits::Culprit;
-use whylate_model::merge::{Merging, PRESENT};
 use whylate_model::overview::SourceSummary;
-use whylate_model::snapshot::Labels;
-use whylate_model::{ActorName, CauseKind, Histogram, Series, Snapshot};
+use whylate_model::sources::{Merging, PRESENT};
+use whylate_model::{ActorName, CauseKind, Histogram, Labels, Series, Snapshot};
 
 use super::Report;
 use super::event::{self, facts, main_cause};

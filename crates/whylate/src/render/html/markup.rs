@@ -6,7 +6,7 @@ use std::fmt::{self, Display, Formatter, Write as _};
 
 use whylate_model::units::{format_ns, printable};
 
-use crate::render::text::table::without_middle;
+use crate::render::text::fit::without_middle;
 
 /// Maximum number of characters. Longer text loses its middle: the kernel's names are shorter, except for paths of
 /// cgroups and mangled functions.

@@ -31,7 +31,7 @@ use std::collections::BTreeMap;
 use jiff::tz::TimeZone;
 use whylate_model::culprits::By;
 use whylate_model::folded::Root;
-use whylate_model::overview::{Gatherer, Overview, SourceSummary};
+use whylate_model::overview::{Gatherer, Overview, SourceSummary, not_recorded};
 use whylate_model::recording::{Header, Line};
 use whylate_model::sources::named;
 use whylate_model::{Card, LateEvent, Merger, Snapshot, Stack};
@@ -40,7 +40,6 @@ pub use compare::Compared;
 pub use page::{Made, write};
 pub use read::recorded;
 
-use crate::cli::overview::not_recorded;
 use crate::engine::ticks::{Tick, add_lost};
 use crate::render::text::offcpu::chains::parts_of;
 use crate::store::play::gap_message;

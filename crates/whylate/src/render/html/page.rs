@@ -8,6 +8,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use jiff::tz::TimeZone;
 use sha2::{Digest as _, Sha256};
+use whylate_model::overview::Overview;
 use whylate_model::units::format_ns;
 use whylate_model::{Card, Histogram};
 
@@ -16,10 +17,12 @@ use super::markup::{count, head, name, ns, sentence, text};
 use super::series::Column;
 use super::timeline::Scale;
 use super::{Report, data, flame, headline, series, tables, timeline};
-use crate::render::text::overview::{lost_events, shown};
+use crate::render::text::overview::{delayed, lost_events, shown};
 use crate::render::text::time_of_day::in_zone;
-use crate::render::text::why::counted;
+use whylate_model::units::counted;
 
+/// Number of culprits below the headline.
+const FIRST_CULPRITS: usize = 3;
 const STYLE: &str = include_str!("style.css");
 /// One classic script: pages that are opened from a file cannot load modules.
 const SCRIPT: &str = concat!(
@@ -71,7 +74,8 @@ pub fn write(out: &mut dyn Write, report: &Report, compared: Option<&Compared>, 
     writeln!(out, "<title>{}: why it was late, {}</title>", text(&report.look.host), day(report))?;
     writeln!(out, "<style>{STYLE}</style>\n</head>\n<body>\n<main>")?;
     writeln!(out, "<header><p class=\"whylate\">whylate report</p>\n<h1>{}</h1>", sentence(&headline))?;
-    out.write_all(facts(report).as_bytes())?;
+    out.write_all(first_culprits(&report.look).as_bytes())?;
+    out.write_all(about(report).as_bytes())?;
     writeln!(out, "</header>")?;
     if let Some(compared) = compared {
         out.write_all(compared.differences(&report.zone).as_bytes())?;
@@ -97,16 +101,47 @@ fn day(report: &Report) -> String {
     in_zone(report.look.start_unix_ns, &report.zone, "%Y-%m-%d %H:%M")
 }
 
-/// Returns the table of facts: what was measured, where and when, and what is missing.
+/// Returns the first culprits, in the colors of the timeline.
+fn first_culprits(look: &Overview) -> String {
+    let all_ns: u64 = look.culprits.iter().map(|culprit| culprit.total_ns).fold(0, u64::saturating_add);
+    if all_ns == 0 {
+        return String::new();
+    }
+    let total = format_ns(all_ns);
+    let mut out = format!("<p class=\"note whole\">Main culprits, of {total} of delay</p>\n<ol class=\"first\">");
+    for (rank, culprit) in look.culprits.iter().take(FIRST_CULPRITS).enumerate() {
+        let about = format!("{}; {}", timeline::about(culprit, all_ns), delayed(culprit));
+        let _ = writeln!(out, "<li>{}{}</li>", timeline::swatch(&format!("c{rank}")), sentence(&about));
+    }
+    out + "</ol>\n"
+}
+
+/// Returns what was measured, where and when: a line, and one for each part of the span that is missing.
+fn about(report: &Report) -> String {
+    let (from_ns, to_ns) = span(report);
+    let ends = if to_ns.saturating_sub(from_ns) < tables::DAY_NS { "%H:%M:%S %:z" } else { "%Y-%m-%d %H:%M:%S %:z" };
+    let (from, to) = (in_zone(from_ns, &report.zone, "%Y-%m-%d %H:%M:%S"), in_zone(to_ns, &report.zone, ends));
+    let line = format!("{} ({}), {from} to {to}", name(&report.look.host), name(&report.header.kernel));
+    let mut out = format!("<p class=\"what\">{}</p>\n", sentence(&line));
+    for missing in &report.missing {
+        let _ = writeln!(out, "<p class=\"advice\">Missing: {}</p>", sentence(missing));
+    }
+    out
+}
+
+/// Returns the start and the end of the report.
+fn span(report: &Report) -> (u64, u64) {
+    let slots = report.slots.iter();
+    slots.fold((u64::MAX, 0), |(from, to), slot| (slot.start_unix_ns.min(from), slot.end_unix_ns.max(to)))
+}
+
+/// Returns the folded table of facts: what was measured, lost and left out.
 fn facts(report: &Report) -> String {
     let header = &report.header;
     let mut facts: Vec<(&str, String)> = Vec::new();
     let cpus = if header.cpus > 0 { format!(", {}", counted(header.cpus.into(), "CPU")) } else { String::new() };
     facts.push(("Machine", format!("{} ({}{cpus})", name(&report.look.host), name(&header.kernel))));
-    let (from_ns, to_ns) = report
-        .slots
-        .iter()
-        .fold((u64::MAX, 0), |(from, to), slot| (slot.start_unix_ns.min(from), slot.end_unix_ns.max(to)));
+    let (from_ns, to_ns) = span(report);
     let utc = |ns: u64| in_zone(ns, &TimeZone::UTC, "%Y-%m-%d %H:%M:%S");
     let zone = report.zone.iana_name().map_or_else(String::new, |zone| format!(" ({})", name(zone)));
     let is_of_a_day = to_ns.saturating_sub(from_ns) < tables::DAY_NS;
@@ -149,12 +184,15 @@ fn facts(report: &Report) -> String {
     facts.extend(
         report.look.unmeasured.iter().map(|of| ("Not measured", format!("{}: {}", name(&of.source), of.reason))),
     );
-    let mut out = "<dl class=\"facts\" id=\"facts\">".to_owned();
+    let (left_out, limitations): (Vec<_>, Vec<_>) = report.look.limitations.iter().partition(|of| of.is_about_cpus());
+    facts.extend(left_out.iter().map(|of| ("Not on all CPUs", format!("{}: {}", name(&of.source), of.reason))));
+    let mut out = "<details class=\"help\" id=\"about\"><summary>What was measured, lost and left out</summary>\n\
+                   <dl class=\"facts\" id=\"facts\">"
+        .to_owned();
     for (what, value) in facts {
         let _ = writeln!(out, "<div><dt>{what}</dt><dd>{}</dd></div>", sentence(&value));
     }
     out += "</dl>\n";
-    let limitations = &report.look.limitations;
     if !limitations.is_empty() {
         let notes = counted(limitations.len() as u64, "note");
         let _ = write!(out, "<details class=\"help\"><summary>Less precise on that machine: {notes}</summary><ul>");
@@ -163,7 +201,7 @@ fn facts(report: &Report) -> String {
         }
         out += "</ul></details>\n";
     }
-    out
+    out + "</details>\n"
 }
 
 /// Lists the events that could not be counted, and why.
@@ -199,7 +237,7 @@ fn overview(report: &Report, scale: &Scale, compared: Option<&Compared>) -> Stri
         ),
         None => writeln!(out, "<div class=\"run\" id=\"first\">{first}</div>"),
     };
-    let _ = writeln!(out, "{SELECTION}</section>");
+    let _ = writeln!(out, "{SELECTION}{}</section>", facts(report));
     out += &compared.map_or_else(String::new, Compared::other);
     out += "<section id=\"judged\"><h2>What each source found</h2>\n";
     out += &help(

@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
-use whylate_model::merge::Merging;
+use whylate_model::sources::Merging;
 use whylate_model::{Card, Histogram, Series, Snapshot};
 
 use super::markup;
@@ -57,6 +57,10 @@ impl Column {
         }
         let of = |name: &String| STATISTICS.map(|(figure, ..)| Column::Statistic(name.clone(), figure));
         let value = |name: &String| Column::Value(name.clone(), value_kind(card, name, &all));
+        // The whole latency comes first, where it is inside the page.
+        let place = |name: &str| card.phases.iter().position(|(phase, _)| *phase == name).unwrap_or(usize::MAX);
+        let mut histograms: Vec<&String> = histograms.into_iter().collect();
+        histograms.sort_by_key(|name| (name.as_str() != "latency", place(name)));
         let columns = labels.into_iter().cloned().map(Column::Label);
         columns.chain(histograms.into_iter().flat_map(of)).chain(values.into_iter().map(value)).collect()
     }
@@ -254,6 +258,19 @@ mod tests {
             assert!(written.contains(expected), "{expected}: {written}");
         }
         assert!(shares(&SQPOLL, &snapshot(&SQPOLL, rows)).contains("working 25.0%"));
+    }
+
+    #[test]
+    fn latency_comes_before_its_phases() {
+        let of = |name: &str| (name.to_owned(), [5_u64].into_iter().collect::<Histogram>());
+        let names = ["completion", "device", "latency", "queued", "throttled"];
+        let all = Series { histograms: names.map(of).into(), ..series(&[("device", "vda")], &[], &[]) };
+        let columns = Column::all(&BLOCK, [&snapshot(&BLOCK, vec![all])]);
+        let order = columns.iter().filter_map(|column| match column {
+            Column::Statistic(name, Statistic::Max) => Some(name.as_str()),
+            _ => None,
+        });
+        assert_eq!(order.collect::<Vec<_>>(), ["latency", "throttled", "queued", "device", "completion"]);
     }
 
     #[test]

@@ -10,10 +10,12 @@ use std::fmt::Write as _;
 
 use whylate_model::Card;
 use whylate_model::culprits::Culprit;
-use whylate_model::units::format_ns;
+use whylate_model::sources::Judged;
+use whylate_model::units::{format_ns, format_round_ns};
 
 use super::Report;
-use super::markup::text;
+use super::listed::ListedEvent;
+use super::markup::{sentence, text};
 use super::rows::Sum as _;
 use super::slots::Slot;
 use crate::render::text::time_of_day::in_zone;
@@ -180,19 +182,17 @@ fn heat(report: &Report, number: usize, card: &Card, scale: &Scale, axis: &Axis)
     }
     let y = |ns: u64| ((f64::from(high) + 1.0 - (ns.max(1) as f64).log2()) * ROW as f64).clamp(0.0, height as f64);
     let mut marks = String::new();
-    let mut late = 0_u64;
     for one in report.late.iter().filter(|one| one.card.name == card.name) {
         let _ = write!(marks, "M{} {:.1}h.1", axis.x(one.event.at_unix_ns), y(one.event.latency_ns));
-        late += 1;
     }
     let judged = card.events();
-    let from = format_ns(judged.late_from_ns);
     let of = if card.judged.of.is_empty() { judged.of } else { card.judged.of };
+    let dots = dots(report, card);
     let mut out = format!(
-        "<div class=\"plot\" data-source=\"{0}\"><h3>{0}</h3><p class=\"what\">{1}; dots: {2}, from {from} on (dashed)</p>\n<div class=\"axes\">",
+        "<div class=\"plot\" data-source=\"{0}\"><h3>{0}</h3><p class=\"what\">color: {1}; dots: {2}</p>\n<div class=\"axes\">",
         card.name,
         text(of),
-        why::counted(late, "late event")
+        sentence(&dots)
     );
     let middle = u64::from(low + high + 1) / 2;
     let power = |power: u64| format_ns(1_u64.checked_shl(power as u32).unwrap_or(u64::MAX));
@@ -201,7 +201,7 @@ fn heat(report: &Report, number: usize, card: &Card, scale: &Scale, axis: &Axis)
         out,
         "<svg class=\"heat\" viewBox=\"0 0 {WIDTH} {height}\" preserveAspectRatio=\"none\" role=\"img\" aria-label=\"{} over time: {}\">",
         card.name,
-        why::counted(late, "late event")
+        sentence(&dots)
     );
     for (shade, cells) in shades.iter().enumerate().filter(|(_, cells)| !cells.is_empty()) {
         let _ = write!(out, "<path class=\"h{shade}\" d=\"{cells}\"/>");
@@ -212,6 +212,24 @@ fn heat(report: &Report, number: usize, card: &Card, scale: &Scale, axis: &Axis)
     }
     out += "</svg></div></div>\n";
     Some(out)
+}
+
+/// Describes the dots of a source: what was late, from which limit on, and how many of all are listed.
+fn dots(report: &Report, card: &Card) -> String {
+    let found = report.look.sources.iter().find(|found| found.source == card.name);
+    let late = found.map_or(0, |found| found.late);
+    let held_up = found.and_then(|found| found.held_up.as_ref()).map_or(0, |held_up| held_up.late);
+    let of = |judged: &Judged, all: u64, with_path: bool, line: &str| {
+        let is_of = |one: &&ListedEvent| one.card.name == card.name && one.event.path.is_empty() != with_path;
+        let listed = report.late.iter().filter(is_of).count() as u64;
+        let ([one, several], from) = (judged.late, format_round_ns(judged.late_from_ns));
+        let which = if listed < all { format!("{listed} of {all}") } else { listed.to_string() };
+        let what = if listed.max(all) == 1 { one } else { several };
+        format!("{which} {what}, {from} or longer{line}")
+    };
+    let events = of(card.events(), late, false, " (dashed)");
+    let held_up = card.held_up.filter(|_| held_up > 0).map(|judged| of(&judged, held_up, true, ""));
+    events + &held_up.map_or_else(String::new, |held_up| format!("; {held_up}"))
 }
 
 /// Describes a culprit, with its share of all delays.

@@ -5,9 +5,11 @@ use std::io::{self, Write};
 
 use jiff::tz::TimeZone;
 use whylate_model::diff::{About, Diff, MIN_BLOCKS, Measure, Outcome, Row, Test, Unit, What};
+use whylate_model::sources::CARDS;
 use whylate_model::units::{format_ns, printable};
 
-use super::table::{Table, without_middle};
+use super::fit::without_middle;
+use super::table::Table;
 use super::time_of_day::in_zone;
 use super::why;
 
@@ -108,7 +110,8 @@ fn is_stack(row: &Row) -> bool {
 }
 
 fn table(rows: &[&Row], change: fn(&Row) -> String) -> Table {
-    let mut table = Table::new("<SOURCE, <WHAT, <FIGURE, BEFORE, AFTER, CHANGE, N BEFORE, N AFTER");
+    let mut table = Table::new("<SOURCE, <WHAT, <FIGURE, BEFORE, AFTER, CHANGE, N BEFORE, N AFTER")
+        .hiding_first("N BEFORE, N AFTER, BEFORE, AFTER, CHANGE");
     for row in rows {
         let source = if row.source.is_empty() { "all" } else { &row.source };
         table.row(vec![
@@ -137,11 +140,17 @@ pub fn figure(row: &Row) -> String {
 pub fn what(what: &What) -> String {
     match what {
         What::Culprit { kind, who } => why::culprit(*kind, who),
-        What::Late { late } => late.clone(),
+        What::Late { late } => row_of(late).map_or_else(|| late.clone(), str::to_owned),
         What::Series { labels } => labels.values().map(String::as_str).collect::<Vec<_>>().join(" "),
         What::Total => "all of them".to_owned(),
         What::Stack { frames } => without_middle(frames, FRAMES),
     }
+}
+
+/// Returns the name that the overview's row has for these late events.
+fn row_of(late: &str) -> Option<&'static str> {
+    let judged = CARDS.into_iter().flat_map(|card| [Some(&card.judged), card.events.as_ref(), card.held_up.as_ref()]);
+    judged.flatten().find(|judged| judged.of == late).map(|judged| judged.row)
 }
 
 /// Renders a number with up to two decimals, fewer for larger numbers.
@@ -193,7 +202,7 @@ pub fn change_of_burst(row: &Row) -> String {
 #[cfg(test)]
 mod tests {
     use whylate_model::CauseKind;
-    use whylate_model::overview::Unmeasured;
+    use whylate_model::recording::Unmeasured;
 
     use super::*;
 
@@ -261,8 +270,7 @@ mod tests {
             blocks_before: 30,
             blocks_after: 30,
         };
-        let not_compared =
-            vec![Unmeasured { source: "sqpoll".to_owned(), reason: "it was measured only after".to_owned() }];
+        let not_compared = vec![Unmeasured::new("sqpoll", "it was measured only after")];
         let (before, after) = (about("a.whylate", &[("all", 3), ("wq", 1)]), about("b\n.whylate", &[]));
         Diff {
             schema: 1,

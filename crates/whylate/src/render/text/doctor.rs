@@ -209,6 +209,7 @@ pub(super) mod tests {
     use whylate_sources::capabilities::{BetterBackend, Bpf, Privilege};
 
     use super::*;
+    use crate::render::text::screens_of;
 
     /// Has every kind of answer once.
     pub fn example() -> Capabilities {
@@ -315,9 +316,7 @@ pub(super) mod tests {
 
     #[test]
     fn people_see_two_columns_and_a_table() {
-        let mut out = Vec::new();
-        write(&example(), Some(80), &mut out).expect("memory takes everything");
-        insta::assert_snapshot!(String::from_utf8_lossy(&out));
+        insta::assert_snapshot!(screens_of(|mut out, columns| write(&example(), columns, &mut out)));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use whylate_sources::capabilities::{Capabilities, CpuList, Fact, Readiness};
 
 use super::doctor::word;
-use crate::render::json::write_line;
+use crate::json::write_line;
 
 /// Writes the object. States are `yes`, `no` or `unknown`; inapplicable or unknown values are `null`.
 pub fn write(found: &Capabilities, out: &mut impl Write) -> io::Result<()> {

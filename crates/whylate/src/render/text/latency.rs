@@ -7,22 +7,20 @@ use std::io::{self, Write};
 
 use jiff::tz::TimeZone;
 use whylate_model::culprits::By;
+use whylate_model::late::Thresholds;
 use whylate_model::units::{format_ns, printable};
 use whylate_model::{Card, Culprits, Histogram, LateEvent, Series, Snapshot};
 
-use crate::cli::arguments::Explain;
 use crate::render::text::table::Table;
 use crate::render::text::{Output, footer, histogram, why};
 
 /// Parts of the output.
 #[derive(Clone, Copy, Debug)]
 pub struct LatencyOptions {
-    /// Late events that are explained.
-    pub explain: Explain,
+    /// Late events that have a line, and those that are explained.
+    pub thresholds: Thresholds,
     /// How culprits are grouped.
     pub rank_by: By,
-    /// Late events that are not explained have a line too.
-    pub has_slower: bool,
     /// Prints only late events and their culprits.
     pub lines_only: bool,
 }
@@ -54,13 +52,15 @@ pub struct LatencyText<V> {
     zone: TimeZone,
     terminal_columns: Option<usize>,
     culprits: Culprits,
+    /// Whether nothing was written yet.
+    is_empty: bool,
 }
 
 impl<V: LatencyView> LatencyText<V> {
     /// Creates the output. Timestamps are in the system's time zone; tables fit the terminal, if there is one.
     pub fn new(view: V, shown: LatencyOptions, terminal_columns: Option<usize>) -> Self {
         let culprits = Culprits::by(shown.rank_by);
-        LatencyText { view, shown, zone: TimeZone::system(), terminal_columns, culprits }
+        LatencyText { view, shown, zone: TimeZone::system(), terminal_columns, culprits, is_empty: true }
     }
 
     #[cfg(test)]
@@ -76,8 +76,11 @@ impl<V: LatencyView> LatencyText<V> {
         if ranking.is_empty() {
             return writeln!(out, "No {} {} {} or longer.", words.event, words.lasted, format_ns(threshold_ns));
         }
-        if self.shown.explain.worst.is_some() {
-            writeln!(out, "\nLongest {}: {} of {}", words.latencies, worst.len(), ranking.events)?;
+        if self.shown.thresholds.worst.is_some() {
+            if !self.is_empty {
+                writeln!(out)?;
+            }
+            writeln!(out, "Longest {}: {} of {}", words.latencies, worst.len(), ranking.events)?;
             self.view.write_late_heading(out)?;
             worst.iter().try_for_each(|event| self.view.write_late(out, event, &self.zone))?;
         }
@@ -105,25 +108,34 @@ impl<V: LatencyView> LatencyText<V> {
 }
 
 impl<V: LatencyView> Output for LatencyText<V> {
+    fn activity(&self) -> Option<String> {
+        Some(format!("Tracing {}", self.view.title()))
+    }
+
     fn begin(&mut self, out: &mut dyn Write) -> io::Result<()> {
-        writeln!(out, "Tracing {}... Hit Ctrl-C to end.", self.view.title())?;
         // With --worst, the longest are printed below a heading of their own.
-        let has_lines = self.shown.has_slower || self.shown.explain.why.is_some() && self.shown.explain.worst.is_none();
+        let Thresholds { show_ns, explain_ns, worst } = self.shown.thresholds;
+        let has_lines = show_ns.is_some() || explain_ns.is_some() && worst.is_none();
+        self.is_empty = !has_lines;
         if has_lines { self.view.write_late_heading(out) } else { Ok(()) }
     }
 
     fn late(&mut self, out: &mut dyn Write, event: &LateEvent) -> io::Result<()> {
         self.culprits.add(self.view.card(), event);
-        let comes_later = self.shown.explain.worst.is_some() && !event.causes.is_empty();
+        let comes_later = self.shown.thresholds.worst.is_some() && !event.causes.is_empty();
+        self.is_empty &= comes_later;
         if comes_later { Ok(()) } else { self.view.write_late(out, event, &self.zone) }
     }
 
     fn snapshot(&mut self, out: &mut dyn Write, snapshot: Snapshot) -> io::Result<()> {
-        if let Some(threshold_ns) = self.shown.explain.why {
+        if let Some(threshold_ns) = self.shown.thresholds.explain_ns {
             self.write_why(out, &snapshot, threshold_ns)?;
+            self.is_empty = false;
         }
         if !self.shown.lines_only {
-            writeln!(out)?;
+            if !std::mem::take(&mut self.is_empty) {
+                writeln!(out)?;
+            }
             match self.view.table(&snapshot) {
                 Some(table) => table.write(out, self.terminal_columns)?,
                 None => self.write_histograms(out, &snapshot)?,
@@ -136,6 +148,19 @@ impl<V: LatencyView> Output for LatencyText<V> {
 /// Returns the cells below MEAN, P50, P99 and MAX.
 pub fn figures(latency: &Histogram) -> [String; 4] {
     [latency.mean_ns(), latency.quantile_ns(0.5), latency.quantile_ns(0.99), latency.max_ns()].map(format_ns)
+}
+
+/// Minimum share of an event's latency for a phase without a column to be named.
+const NAMED_SHARE: f64 = 0.01;
+
+/// Renders the phases without a column that are a part of the event's latency worth naming, each after a comma.
+pub fn other_phases(event: &LateEvent, names: &[&str]) -> String {
+    let named = names.iter().filter_map(|name| {
+        let ns = event.phase_ns(name)?;
+        let is_named = ns > 0 && ns as f64 >= event.latency_ns as f64 * NAMED_SHARE;
+        is_named.then(|| format!(", {name} {}", format_ns(ns)))
+    });
+    named.collect()
 }
 
 /// Sorts rows by a figure, largest first; equal rows stay in the order of their names.

@@ -5,6 +5,7 @@ pub mod block;
 pub mod diff;
 pub mod doctor;
 pub mod doctor_json;
+pub mod fit;
 pub mod footer;
 pub mod histogram;
 pub mod irqsoff;
@@ -31,11 +32,16 @@ use std::io::{self, Write};
 use whylate_model::{LateEvent, Snapshot};
 
 #[cfg(test)]
-use crate::engine::late_buffer::{Keep, LateBuffer};
+use crate::store::late_buffer::{Keep, LateBuffer};
 
 /// Sink of a source's late events and snapshots, as they arrive. The caller flushes the writer.
 pub trait Output {
-    /// Writes the heading.
+    /// Describes the measurement for a person who waits for its end; `None` if a program reads the output.
+    fn activity(&self) -> Option<String> {
+        None
+    }
+
+    /// Writes the heading of late events, if they are written as they arrive.
     fn begin(&mut self, out: &mut dyn Write) -> io::Result<()>;
 
     /// Receives a late event as it arrives.
@@ -51,6 +57,21 @@ pub fn text_of(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> String {
         Ok(()) => String::from_utf8_lossy(&bytes).into_owned(),
         Err(error) => error.to_string(),
     }
+}
+
+/// Returns what `write` writes on terminals of 80, 100 and 160 columns, below a heading each. `tests/screens.rs` checks
+/// the snapshots that begin so.
+#[cfg(test)]
+pub fn screens_of(write: impl Fn(&mut dyn Write, Option<usize>) -> io::Result<()>) -> String {
+    let screen = |columns| {
+        let text = text_of(|out| {
+            let mut fit = fit::Fit::new(out, Some(columns));
+            write(&mut fit, Some(columns))?;
+            fit.flush()
+        });
+        format!("=== {columns} columns\n{text}")
+    };
+    [80, 100, 160].map(screen).concat()
 }
 
 /// Returns the whole output of late events, followed by a snapshot with those that it keeps.

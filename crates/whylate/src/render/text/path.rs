@@ -174,7 +174,7 @@ fn write_parts(
 
 /// Renders a run-queue wait: the waiting thread, and what occupied its CPU. `None` for other segments.
 fn behind(segment: &PathSegment) -> Option<(String, String)> {
-    let who = printable(&segment.who);
+    let who = super::why::actor(&segment.who);
     let clause = match segment.kind {
         CauseKind::Thread => format!("behind {who}"),
         CauseKind::Work => format!("behind work item {who}"),
@@ -210,20 +210,21 @@ pub fn who_and_what(segment: &PathSegment) -> (Option<String>, Vec<String>) {
     if let Some((ready, behind)) = behind(segment) {
         return (Some(ready), vec!["waited for a CPU".to_owned(), behind]);
     }
-    let who = printable(&segment.who);
+    let who = super::why::actor(&segment.who);
+    let is_unnamed = segment.kind.is_unnamed(&segment.who);
     let clause = match segment.kind {
         CauseKind::Running => return (Some(who), vec!["worked".to_owned()]),
         CauseKind::Work => format!("work item {who} ran"),
         CauseKind::Irq => format!("interrupt {who} ran"),
         CauseKind::Softirq => format!("softirq {who} ran"),
         CauseKind::Steal => "the hypervisor ran something else".to_owned(),
-        CauseKind::Disk if who.starts_with("unknown (") => "for a disk (its request was overwritten)".to_owned(),
+        CauseKind::Disk if is_unnamed => "for a disk (its request was overwritten)".to_owned(),
         CauseKind::Disk => format!("at disk {who}"),
         CauseKind::DiskQueue => format!("in the queue of disk {who}"),
-        CauseKind::Timer if who == "timer" || who == OTHERS => "until a timer expired".to_owned(),
+        CauseKind::Timer if is_unnamed || who == OTHERS => "until a timer expired".to_owned(),
         CauseKind::Timer => format!("until a timer expired ({who})"),
         CauseKind::Network => "until a packet arrived".to_owned(),
-        CauseKind::Interrupt if who == "interrupt" => "until an interrupt arrived".to_owned(),
+        CauseKind::Interrupt if is_unnamed => "until an interrupt arrived".to_owned(),
         CauseKind::Interrupt => format!("until interrupt {who} arrived"),
         CauseKind::Rcu => "until an RCU grace period ended".to_owned(),
         CauseKind::Outside => format!("for a thread {who}"),

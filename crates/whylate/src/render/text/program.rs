@@ -1,117 +1,237 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Renders the time budget of a program, and its waits.
+//! Renders a program: a sentence, a table of its states, and what held it up.
 
-use std::collections::BTreeMap;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
 
-use serde::Serialize;
-use whylate_model::path::PathSegment;
-use whylate_model::path::budget::{Budget, EndedBy, Waits};
+use whylate_model::path::budget::{Budget, EndedBy, ProgramReport, Waits};
+use whylate_model::path::{OTHERS, PathSegment};
 use whylate_model::units::{format_ns, printable};
+use whylate_model::wait::{CallWaits, WaitClass, of_syscall};
 use whylate_model::{ActorName, CauseKind, Histogram};
 
-use super::path;
+use super::fit::fitted;
+use super::overview::Screen;
+use super::table::Table;
+use super::{path, text_of, why};
 
-/// Waits below this share of the program's time are merged.
+/// States and waits below this share of the program's time are merged.
 const SHOWN_PERCENT: f64 = 1.0;
-/// Maximum number of longest waits that are shown.
-const MAX_LONGEST: usize = 3;
+/// Maximum number of states in the sentence, and of rows of states unless all of them are asked for.
+const MAX_IN_SENTENCE: usize = 3;
+const MAX_STATES: usize = 7;
+/// Maximum number of lines, unless everything is asked for.
+const MAX_LINES: usize = 25;
+/// A program is idle if it did something else for less than this percentage of the measured time.
+const IDLE_PERCENT: f64 = 5.0;
 
-/// Result of measuring one program.
-#[derive(Debug, Serialize)]
-pub struct ProgramReport {
-    /// Name of the program.
-    pub name: String,
-    /// Number of the program's processes.
-    pub processes: u64,
-    /// Measured time, in nanoseconds.
-    pub span_ns: u64,
-    /// Time budget of the program's threads.
-    #[serde(flatten)]
-    pub budget: Budget,
-    /// Throttled time of the program's cgroups and their ancestors (CPU quota), over all CPUs, in nanoseconds.
-    pub throttled: BTreeMap<String, u64>,
-    /// Lost events, by reason.
-    pub lost: BTreeMap<String, u64>,
+/// A part of the program's time.
+struct State<'a> {
+    name: String,
+    /// Name after "spent its time".
+    phrase: String,
+    ns: u64,
+    waits: Option<&'a Waits>,
 }
 
 /// Writes the result; `priority` looks up the scheduling priority of a TID.
 pub fn write(
     out: &mut dyn Write,
     seen: &ProgramReport,
+    screen: &Screen,
+    priority: &mut dyn FnMut(u32) -> Option<String>,
+) -> io::Result<()> {
+    let columns = screen.columns.unwrap_or(usize::MAX);
+    let states = states(&seen.budget);
+    let mut lines = fitted(&sentence(seen, &states), columns);
+    for (path, ns) in &seen.throttled {
+        let path = printable(path);
+        let throttled =
+            format!("cgroup {path} was throttled for {} over all CPUs: its CPU quota was used up", format_ns(*ns));
+        lines.extend(fitted(&throttled, columns));
+    }
+    if seen.children > 0 {
+        let children = if seen.children == 1 { "child process, which is" } else { "child processes, which are" };
+        let left_out = format!("The process has {} {children} not included: see --comm and --cgroup.", seen.children);
+        lines.extend(fitted(&left_out, columns));
+    }
+    lines.push(String::new());
+    lines.extend(text_of(|out| table(seen, &states, screen).write(out, screen.columns)).lines().map(str::to_owned));
+    let details = text_of(|out| write_details(out, seen, screen, priority));
+    let details: Vec<String> = details.lines().flat_map(|line| fitted(line, columns)).collect();
+    let last = fitted(&about(seen, screen), columns);
+    // Below the details are their count and an empty line.
+    let room = MAX_LINES.saturating_sub(lines.len() + last.len() + 2);
+    let shown = if screen.is_verbose || details.len() <= room + 1 { details.len() } else { room };
+    let more = details.len() - shown;
+    lines.extend(details.into_iter().take(shown));
+    if more > 0 {
+        lines.push(format!("     ... ({} more with -v)", why::counted(more as u64, "line")));
+    }
+    lines.push(String::new());
+    lines.extend(last);
+    lines.iter().try_for_each(|line| writeln!(out, "{line}"))
+}
+
+fn percent(ns: u64, budget: &Budget) -> f64 {
+    ns as f64 * 100.0 / budget.total_ns.max(1) as f64
+}
+
+/// Returns what the program did with its time, the longest first; the parts add up to it.
+fn states(budget: &Budget) -> Vec<State<'_>> {
+    let plain = |name: &str, ns| State { name: name.to_owned(), phrase: name.to_owned(), ns, waits: None };
+    let mut states = vec![plain("on CPU", budget.on_cpu_ns)];
+    states.extend((budget.own_sleep_ns > 0).then(|| plain("sleeping voluntarily", budget.own_sleep_ns)));
+    let ready = || State { waits: Some(&budget.ready), ..plain("waiting for a CPU", budget.ready.ns) };
+    states.extend((budget.ready.ns > 0).then(ready));
+    states.extend(budget.waits.iter().map(|waits| {
+        let name = kind(waits);
+        let phrase = if of_syscall(&waits.via).is_some() { format!("in {name}") } else { name.clone() };
+        State { name, phrase, ns: waits.ns, waits: Some(waits) }
+    }));
+    states.sort_by_key(|state| Reverse(state.ns));
+    states
+}
+
+/// Returns whether the program waits by design: for a request, a child or a time, none of which came.
+fn is_by_design(waits: &Waits) -> bool {
+    matches!(waits.ended_by, Some(EndedBy::NotOver | EndedBy::Timer))
+        && of_syscall(&waits.via) == Some(CallWaits::For(WaitClass::Idle))
+}
+
+/// Renders the shares of the states, and the main cause of the waits; or that the program is idle.
+fn sentence(seen: &ProgramReport, states: &[State<'_>]) -> String {
+    let budget = &seen.budget;
+    let processes = if seen.processes == 1 { "process" } else { "processes" };
+    let of = format!("{} {processes}, {}", seen.processes, why::counted(budget.threads, "thread"));
+    let (name, span) = (format!("{} ({of})", printable(&seen.name)), format_ns(seen.span_ns));
+    let shares = states.iter().filter(|state| percent(state.ns, budget) >= SHOWN_PERCENT).take(MAX_IN_SENTENCE);
+    let shares = shares.enumerate().map(|(number, state)| {
+        let of = if number == 0 { " of its time" } else { "" };
+        format!("{:.0}%{of} {}", percent(state.ns, budget), state.phrase)
+    });
+    let shares = shares.collect::<Vec<_>>().join(", ");
+    if shares.is_empty() {
+        return format!("{name} has no recorded time in {span}.");
+    }
+    let design_ns: u64 = budget.waits.iter().filter(|waits| is_by_design(waits)).map(|waits| waits.ns).sum();
+    let busy_ns = budget.total_ns.saturating_sub(design_ns.saturating_add(budget.own_sleep_ns));
+    if (busy_ns as f64) * 100.0 < IDLE_PERCENT * seen.span_ns as f64 {
+        return format!("{name} is idle: it spent {shares}, over {span}.");
+    }
+    let cause = main_cause(budget).filter(|(ns, _)| percent(*ns, budget) >= SHOWN_PERCENT);
+    let cause =
+        cause.map_or_else(String::new, |(ns, what)| format!(" Main cause, {:.0}%: {what}.", percent(ns, budget)));
+    format!("{name} spent {shares}, over {span}.{cause}")
+}
+
+/// Returns the longest known cause of the waits that are not by design, with its time in nanoseconds. Threads of one name
+/// are one cause. A timer that expired is the cause only if nothing else has a share that is shown.
+fn main_cause(budget: &Budget) -> Option<(u64, String)> {
+    let what = |segment: &PathSegment| {
+        if segment.depth > 1 { path::what_in_whose_wait(segment) } else { path::what(segment) }
+    };
+    let waits = budget.waits.iter().filter(|waits| !is_by_design(waits)).chain([&budget.ready]);
+    let mut causes: BTreeMap<(bool, String), (u64, BTreeSet<String>)> = BTreeMap::new();
+    for segment in waits.flat_map(|waits| &waits.path) {
+        if segment.kind != CauseKind::Unknown && segment.who != OTHERS {
+            let by_name = what(&segment.clone().with_threads(&ActorName::by_name));
+            let (ns, of_threads) = causes.entry((segment.kind != CauseKind::Timer, by_name)).or_default();
+            *ns += segment.ns;
+            of_threads.insert(what(segment));
+        }
+    }
+    let is_shown = |ns: u64| percent(ns, budget) >= SHOWN_PERCENT;
+    let longest = causes
+        .into_iter()
+        .max_by_key(|((is_no_timer, what), (ns, _))| (*is_no_timer && is_shown(*ns), *ns, Reverse(what.clone())));
+    longest.map(|((_, by_name), (ns, of_threads))| {
+        (ns, of_threads.first().filter(|_| of_threads.len() == 1).cloned().unwrap_or(by_name))
+    })
+}
+
+/// Returns a row for each state: its time, and the number and distribution of its waits.
+fn table(seen: &ProgramReport, states: &[State<'_>], screen: &Screen) -> Table {
+    let budget = &seen.budget;
+    let mut table = Table::new("<STATE, TIME, SHARE, WAITS, P50, MAX");
+    let is_shown = |state: &&State<'_>| percent(state.ns, budget) >= SHOWN_PERCENT;
+    let shown = states.iter().take(MAX_STATES).take_while(is_shown).count();
+    let shown = if screen.is_verbose || states.len() <= shown + 1 { states.len() } else { shown };
+    let share = |ns: u64| format!("{:.1}%", percent(ns, budget));
+    for state in &states[..shown] {
+        let mut cells = vec![state.name.clone(), format_ns(state.ns), share(state.ns)];
+        cells.extend(state.waits.map_or_else(|| ["", "", ""].map(str::to_owned), |waits| figures(&waits.latency)));
+        table.row(cells);
+    }
+    let rest = &states[shown..];
+    if !rest.is_empty() {
+        let ns = rest.iter().map(|state| state.ns).sum();
+        let mut cells = vec![why::counted(rest.len() as u64, "other state"), format_ns(ns), share(ns)];
+        cells.resize(6, String::new());
+        table.row(cells);
+    }
+    table
+}
+
+/// Writes what held the program up, by state; with -v also its longest waits.
+fn write_details(
+    out: &mut dyn Write,
+    seen: &ProgramReport,
+    screen: &Screen,
     priority: &mut dyn FnMut(u32) -> Option<String>,
 ) -> io::Result<()> {
     let budget = &seen.budget;
-    let percent = |ns: u64| ns as f64 * 100.0 / budget.total_ns.max(1) as f64;
-    let mut shares = vec![format!("on CPU {:.1}%", percent(budget.on_cpu_ns))];
-    if budget.own_sleep_ns > 0 {
-        shares.push(format!("sleeping voluntarily {:.1}%", percent(budget.own_sleep_ns)));
+    let is_shown = |waits: &Waits| {
+        percent(waits.ns, budget) >= SHOWN_PERCENT
+            && (screen.is_verbose || !is_by_design(waits))
+            && !waits.path.is_empty()
+    };
+    let ready = Some(("waiting for a CPU".to_owned(), &budget.ready)).filter(|_| budget.ready.ns > 0);
+    let waits = budget.waits.iter().map(|waits| (kind(waits), waits));
+    let mut shown: Vec<(String, &Waits)> =
+        ready.into_iter().chain(waits).filter(|(_, waits)| is_shown(waits)).collect();
+    shown.sort_by_key(|(_, waits)| Reverse(waits.ns));
+    if !shown.is_empty() {
+        writeln!(out, "\nWHAT HELD IT UP")?;
     }
-    if budget.ready.ns > 0 {
-        shares.push(format!("waiting for a CPU {:.1}%", percent(budget.ready.ns)));
+    for (name, waits) in shown {
+        writeln!(out, "{name}: {}", format_ns(waits.ns))?;
+        path::write_wait(out, &with_priorities(&waits.path, priority), 2)?;
     }
-    let is_shown = |waits: &&Waits| percent(waits.ns) >= SHOWN_PERCENT;
-    let shown: Vec<&Waits> = budget.waits.iter().filter(is_shown).collect();
-    shares.extend(shown.iter().map(|waits| format!("{} {:.1}%", kind(waits), percent(waits.ns))));
-    let other_ns: u64 = budget.waits.iter().filter(|waits| !is_shown(waits)).map(|waits| waits.ns).sum();
-    if other_ns > 0 {
-        shares.push(format!("other waits {:.1}%", percent(other_ns)));
+    if !screen.is_verbose || budget.longest.is_empty() {
+        return Ok(());
     }
-    let plural = |count: u64, one: &str, many: &str| format!("{count} {}", if count == 1 { one } else { many });
-    writeln!(
-        out,
-        "{} ({}, {}), {}: {}",
-        printable(&seen.name),
-        plural(seen.processes, "process", "processes"),
-        plural(budget.threads, "thread", "threads"),
-        format_ns(seen.span_ns),
-        shares.join(", ")
-    )?;
-    for (path, ns) in &seen.throttled {
-        let ns = format_ns(*ns);
-        writeln!(
-            out,
-            "  cgroup {} was throttled for {ns}, over all CPUs: it had used up its CPU quota",
-            printable(path)
-        )?;
-    }
-    if percent(budget.ready.ns) >= SHOWN_PERCENT {
-        write_kind(out, "waiting for a CPU", &budget.ready, priority)?;
-    }
-    for waits in shown {
-        write_kind(out, &kind(waits), waits, priority)?;
-    }
-    if !budget.longest.is_empty() {
-        writeln!(out, "The longest waits:")?;
-    }
-    for wait in budget.longest.iter().take(MAX_LONGEST) {
+    writeln!(out, "\nLONGEST WAITS")?;
+    for wait in &budget.longest {
         let first = wait.path.iter().find(|segment| segment.depth == 1);
         let waiter = first.unwrap_or(&PathSegment::default()).waiter_name();
         let (via, stop) = first.map_or((None, None), |segment| (segment.via.as_deref(), segment.stop));
         let (after, waiter, long) = (format_ns(wait.after_ns), printable(&waiter), format_ns(wait.ns));
         match (stop, via) {
-            (Some(stop), _) => writeln!(out, "  after {after}: {waiter} was {} for {long}", stop.words())?,
-            (None, Some(via)) => writeln!(out, "  after {after}: {waiter} waited {long} in {}", printable(via))?,
-            (None, None) => writeln!(out, "  after {after}: {waiter} waited {long}")?,
+            (Some(stop), _) => writeln!(out, "after {after}: {waiter} was {} for {long}", stop.words())?,
+            (None, Some(via)) => writeln!(out, "after {after}: {waiter} waited {long} in {}", printable(via))?,
+            (None, None) => writeln!(out, "after {after}: {waiter} waited {long}")?,
         }
-        path::write_wait(out, &with_priorities(&wait.path, priority), 4)?;
-    }
-    if !seen.lost.is_empty() {
-        let lost: Vec<String> =
-            seen.lost.iter().map(|(reason, count)| format!("{count} {}", reason.replace('_', " "))).collect();
-        writeln!(out, "lost: {} (see whylate help lost)", lost.join(", "))?;
+        path::write_wait(out, &with_priorities(&wait.path, priority), 2)?;
     }
     Ok(())
 }
 
-fn write_kind(
-    out: &mut dyn Write,
-    name: &str,
-    waits: &Waits,
-    priority: &mut dyn FnMut(u32) -> Option<String>,
-) -> io::Result<()> {
-    writeln!(out, "  {name}: {}{}", format_ns(waits.ns), figures(&waits.latency))?;
-    path::write_wait(out, &with_priorities(&waits.path, priority), 4)
+/// Renders what was lost, and how to see more.
+fn about(seen: &ProgramReport, screen: &Screen) -> String {
+    let by_reason = seen.lost.iter().map(|(reason, count)| format!("{count} {}", reason.replace('_', " ")));
+    let all: u64 = seen.lost.values().sum();
+    let lost = match (all, screen.is_verbose) {
+        (0, true) => return "No event was lost.".to_owned(),
+        (_, true) => format!("lost: {} (see whylate help lost)", by_reason.collect::<Vec<_>>().join(", ")),
+        (0, false) => String::new(),
+        (all, false) => {
+            let each_second = all as f64 * 1e9 / seen.span_ns.max(1) as f64;
+            format!("{} lost ({each_second:.1}/s); ", why::counted(all, "event"))
+        }
+    };
+    if screen.is_verbose { lost } else { format!("{lost}more: -v") }
 }
 
 /// Renders the system call of a group of waits, and the event that ended them. The system call alone is not enough: a
@@ -131,12 +251,12 @@ fn kind(waits: &Waits) -> String {
     format!("{}{ended_by}", printable(&waits.via))
 }
 
-fn figures(latency: &Histogram) -> String {
-    let (count, max) = (latency.count(), format_ns(latency.max_ns()));
-    match count {
-        0 => String::new(),
-        1 => ", 1 wait".to_owned(),
-        _ => format!(", {count} waits, p50 {}, max {max}", format_ns(latency.quantile_ns(0.5))),
+/// Returns the cells below WAITS, P50 and MAX.
+fn figures(latency: &Histogram) -> [String; 3] {
+    match latency.count() {
+        0 => ["", "", ""].map(str::to_owned),
+        1 => ["1".to_owned(), String::new(), format_ns(latency.max_ns())],
+        count => [count.to_string(), format_ns(latency.quantile_ns(0.5)), format_ns(latency.max_ns())],
     }
 }
 
@@ -164,6 +284,7 @@ fn with_priorities(path: &[PathSegment], priority: &mut dyn FnMut(u32) -> Option
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::render::text::screens_of;
     use whylate_model::path::command::LongWait;
 
     const MS: u64 = 1_000_000;
@@ -181,23 +302,39 @@ mod tests {
         }
     }
 
-    #[test]
-    fn renders_budget_and_waits() {
+    fn waits(via: &str, ended_by: EndedBy, latencies: &[u64], path: &[PathSegment]) -> Waits {
+        Waits {
+            via: via.to_owned(),
+            ended_by: Some(ended_by),
+            ns: latencies.iter().map(|ms| ms * MS).sum::<u64>().max(path.iter().map(|part| part.ns).sum()),
+            latency: latencies.iter().map(|ms| ms * MS).collect(),
+            path: path.to_vec(),
+        }
+    }
+
+    fn report(name: &str, budget: Budget) -> ProgramReport {
+        let total_ns = budget.total_ns;
+        ProgramReport {
+            name: name.to_owned(),
+            children: 0,
+            processes: 1,
+            span_ns: total_ns / budget.threads.max(1),
+            budget,
+            throttled: BTreeMap::new(),
+            lost: BTreeMap::new(),
+        }
+    }
+
+    /// A service that waits for an encoder, which waits for a CPU, and for a disk.
+    fn service() -> ProgramReport {
         use CauseKind::{Disk, Running, Thread, Timer};
         let service = ["service:100", "read"];
-        let pipe = vec![
+        let pipe = [
             part(180, Running, "encoder:26535", 1, service),
             part(1_620, Thread, "cron-job:26536", 1, service),
             part(200, Timer, "timer", 2, ["encoder:26535", "clock_nanosleep"]),
         ];
-        let disk = vec![part(400, Disk, "vda (write by service:100)", 1, ["service:100", "fdatasync"])];
-        let waits = |via: &str, ended_by, latencies: &[u64], path: &[PathSegment]| Waits {
-            via: via.to_owned(),
-            ended_by: Some(ended_by),
-            ns: path.iter().map(|part| part.ns).sum(),
-            latency: latencies.iter().map(|ms| ms * MS).collect(),
-            path: path.to_vec(),
-        };
+        let disk = [part(400, Disk, "vda (write by service:100)", 1, ["service:100", "fdatasync"])];
         let budget = Budget {
             threads: 1,
             total_ns: 4_000 * MS,
@@ -218,17 +355,100 @@ mod tests {
                 ],
             }],
         };
-        let seen = ProgramReport {
-            name: "service\x1b[2J".to_owned(),
-            processes: 1,
-            span_ns: 4_000 * MS,
-            budget,
+        ProgramReport {
             throttled: BTreeMap::from([("/a/b".to_owned(), 300 * MS)]),
             lost: BTreeMap::from([("unseen_switches".to_owned(), 3)]),
-        };
-        let mut out = Vec::new();
+            ..report("service\x1b[2J", budget)
+        }
+    }
+
+    fn written(seen: &ProgramReport, columns: Option<usize>, is_verbose: bool) -> String {
+        let screen = Screen { columns, is_verbose, zone: jiff::tz::TimeZone::UTC, replay: None };
         let mut priority = |tid| Some(if tid == 26535 { "nice 19" } else { "nice 0" }.to_owned());
-        write(&mut out, &seen, &mut priority).expect("a vector takes everything");
-        insta::assert_snapshot!(String::from_utf8(out).expect("text"));
+        text_of(|out| write(out, seen, &screen, &mut priority))
+    }
+
+    #[test]
+    fn begins_with_a_sentence_and_a_table() {
+        let written = |out: &mut dyn Write, columns| write!(out, "{}", written(&service(), columns, false));
+        insta::assert_snapshot!(screens_of(written));
+    }
+
+    #[test]
+    fn threads_of_one_name_are_the_main_cause_rather_than_a_timer() {
+        use CauseKind::{Thread, Timer};
+        let of = ["encoder:26535", "futex"];
+        let path =
+            [part(100, Timer, "timer", 1, of), part(30, Thread, "hog:1", 1, of), part(20, Thread, "hog:2", 1, of)];
+        let of_path = |path: &[PathSegment]| {
+            let waits = vec![waits("futex", EndedBy::Others, &[], path)];
+            main_cause(&Budget { total_ns: 1_000 * MS, waits, ..Budget::default() })
+        };
+        assert_eq!(of_path(&path), Some((50 * MS, "encoder waited for a CPU behind hog".to_owned())));
+        assert_eq!(of_path(&path[..2]), Some((30 * MS, "encoder:26535 waited for a CPU behind hog:1".to_owned())));
+        assert_eq!(of_path(&path[..1]), Some((100 * MS, "until a timer expired".to_owned())));
+    }
+
+    #[test]
+    fn left_out_children_are_counted() {
+        let text = |children| written(&ProgramReport { children, ..service() }, None, false);
+        assert!(
+            text(1).contains("\nThe process has 1 child process, which is not included: see --comm and --cgroup.\n")
+        );
+        assert!(text(9).contains("\nThe process has 9 child processes, which are not included: see --comm and"));
+        assert!(!text(0).contains("child"));
+    }
+
+    #[test]
+    fn v_shows_everything() {
+        insta::assert_snapshot!(written(&service(), None, true));
+    }
+
+    #[test]
+    fn idle_program_is_called_idle() {
+        let unknown = [part(2_000, CauseKind::Unknown, "not over yet", 1, ["bash:7937", "pselect6"])];
+        let mut budget = Budget {
+            threads: 1,
+            total_ns: 2_000 * MS,
+            waits: vec![waits("pselect6", EndedBy::NotOver, &[2_000], &unknown)],
+            ..Budget::default()
+        };
+        let first = |budget: &Budget| {
+            let text = written(&report("bash:7937", budget.clone()), None, false);
+            text.lines().next().unwrap_or_default().to_owned()
+        };
+        assert_eq!(
+            first(&budget),
+            "bash:7937 (1 process, 1 thread) is idle: it spent 100% of its time in pselect6 (not over yet), over 2.00s."
+        );
+        // Of a thousand threads, one is busy.
+        (budget.threads, budget.total_ns, budget.on_cpu_ns) = (1000, 2_000_000 * MS, 2_000 * MS);
+        budget.waits[0].ns = 1_998_000 * MS;
+        assert!(first(&budget).contains(") spent 100% of its time in pselect6"), "{}", first(&budget));
+        // A thread that waits for a lock is not idle, even if nothing happens.
+        budget = Budget { threads: 1, total_ns: 2_000 * MS, on_cpu_ns: 0, ..budget };
+        budget.waits = vec![waits("futex", EndedBy::NotOver, &[2_000], &[])];
+        assert_eq!(
+            first(&budget),
+            "bash:7937 (1 process, 1 thread) spent 100% of its time in futex (not over yet), over 2.00s."
+        );
+    }
+
+    #[test]
+    fn fits_a_screen_unless_everything_is_asked_for() {
+        let calls =
+            ["read", "write", "futex", "fsync", "recvfrom", "sendto", "openat", "close", "ioctl", "io_uring_enter"];
+        let deep = |via: &str| -> Vec<PathSegment> {
+            let each = (0..12).map(|n| part(20, CauseKind::Running, &format!("helper-{n}:{n}"), 1, ["server:1", via]));
+            each.collect()
+        };
+        let waits = calls.map(|via| waits(via, EndedBy::Others, &[100, 140], &deep(via)));
+        let budget = Budget { threads: 1, total_ns: 2_400 * MS, waits: waits.to_vec(), ..Budget::default() };
+        let server = report("server", budget);
+        let text = written(&server, Some(80), false);
+        assert!(text.lines().count() <= MAX_LINES && text.contains(" lines more with -v)"), "{text}");
+        assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+        let all = written(&server, Some(80), true);
+        assert!(calls.iter().all(|call| all.contains(&format!("{call} for others: 240ms"))), "{all}");
     }
 }

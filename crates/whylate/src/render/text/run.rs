@@ -7,7 +7,7 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use serde_json::json;
-use whylate_model::folded::{line, safe};
+use whylate_model::folded::{Frame, Kind, line};
 use whylate_model::path::command::Explained;
 use whylate_model::path::members::Members;
 use whylate_model::path::{PathSegment, within};
@@ -17,7 +17,8 @@ use whylate_model::{ActorName, CauseKind};
 use super::offcpu::{svg, write_lines};
 use super::path::{self, of_name, what};
 use super::processes;
-use crate::render::json::write_line;
+use crate::json::write_line;
+use crate::render::extension::{Extension, chosen};
 
 /// Outside culprits below this share of the elapsed time are merged into one line, and their maximum number.
 const SMALL_PERCENT: f64 = 0.5;
@@ -38,20 +39,22 @@ pub enum Form {
     /// Folded stacks, one per line.
     Folded,
     /// Events that Perfetto and chrome://tracing open.
-    Json,
+    Trace,
 }
 
-impl Form {
-    /// Chooses the format by the file's extension.
-    ///
-    /// # Errors
-    /// Fails if the extension is unknown.
-    pub fn from_path(path: &Path) -> anyhow::Result<Self> {
-        let name = path.to_string_lossy();
-        let forms = [(".svg", Form::Svg), (".folded", Form::Folded), (".json", Form::Json)];
-        let known = forms.into_iter().find(|(end, _)| name.ends_with(end)).map(|(_, form)| form);
-        known.ok_or_else(|| anyhow::anyhow!("write to a file that ends in .svg, .folded or .json, not {name}"))
+/// Returns the format of a file with a path.
+///
+/// # Errors
+/// Fails if the file has another extension.
+pub fn form_of(path: &Path) -> anyhow::Result<Form> {
+    if Extension::from_path(path) == Some(Extension::Json) {
+        let name = printable(&path.to_string_lossy());
+        say!(
+            "whylate: {name} gets a trace for Perfetto, as before: name it .trace.json, as .json will be that of --json"
+        );
+        return Ok(Form::Trace);
     }
+    chosen(path, &[(Extension::Svg, Form::Svg), (Extension::Folded, Form::Folded), (Extension::Trace, Form::Trace)])
 }
 
 /// Writes the path in a format.
@@ -60,20 +63,44 @@ impl Form {
 /// Fails if the writer does.
 pub fn write_file(out: &mut dyn Write, form: Form, explained: &Explained) -> io::Result<()> {
     match form {
-        Form::Json => write_line(out, &events(&explained.path))?,
+        Form::Trace => write_line(out, &events(&explained.path))?,
         Form::Folded => write_lines(out, &folded(&explained.path))?,
-        Form::Svg => svg::write_lines(out, "Critical path", "ns", &folded(&explained.path))?,
+        Form::Svg => {
+            let legend = "light blue: worked; orange: others occupied its CPU; gray: waited";
+            svg::write_frames(out, "Critical path", legend, &frames(&explained.path))?;
+        }
     }
     out.flush()
 }
 
-/// Returns folded stacks: the enclosing waits of each segment, and the segment. TIDs are stripped.
-fn folded(path: &[PathSegment]) -> Vec<String> {
+/// Returns stacks with their nanoseconds: the enclosing waits of each segment, and the segment. TIDs are stripped.
+fn frames(path: &[PathSegment]) -> Vec<(Vec<Frame>, u64)> {
     let path: Vec<PathSegment> = path.iter().map(of_name).collect();
-    let mut lines: BTreeMap<String, u64> = BTreeMap::new();
+    let mut stacks: BTreeMap<Vec<Frame>, u64> = BTreeMap::new();
     for (segment, waits) in path.iter().zip(waits_of(&path)) {
-        let line: Vec<String> = waits.iter().map(String::as_str).chain([&*what(segment)]).map(safe).collect();
-        *lines.entry(line.join(";")).or_default() += segment.ns;
+        let mut frames: Vec<Frame> = waits.iter().map(|wait| Frame::new(Kind::Label, wait)).collect();
+        frames.push(Frame::new(color_of(segment), &what(segment)));
+        *stacks.entry(frames).or_default() += segment.ns;
+    }
+    stacks.into_iter().collect()
+}
+
+/// Returns the kind of frame that colors a segment: work, a culprit, or a wait.
+fn color_of(segment: &PathSegment) -> Kind {
+    match segment.kind {
+        _ if segment.is_ready() => Kind::Runnable,
+        CauseKind::Running => Kind::User,
+        CauseKind::Work | CauseKind::Irq | CauseKind::Softirq | CauseKind::Nmi | CauseKind::Steal => Kind::Runnable,
+        _ => Kind::Between,
+    }
+}
+
+/// Returns folded stacks.
+fn folded(path: &[PathSegment]) -> Vec<String> {
+    let joined = |frames: &[Frame]| frames.iter().map(|frame| frame.name.as_str()).collect::<Vec<_>>().join(";");
+    let mut lines: BTreeMap<String, u64> = BTreeMap::new();
+    for (frames, ns) in frames(path) {
+        *lines.entry(joined(&frames)).or_default() += ns;
     }
     lines.into_iter().map(|(frames, ns)| line(&frames, ns)).collect()
 }
@@ -198,7 +225,10 @@ fn write_outsiders(out: &mut dyn Write, explained: &Explained) -> io::Result<()>
 
 #[cfg(test)]
 mod tests {
+    use whylate_model::path::command::LongWait;
+
     use super::*;
+    use crate::render::text::screens_of;
 
     fn part(ms: u64, kind: CauseKind, who: &str) -> PathSegment {
         PathSegment { ns: ms * 1_000_000, kind, who: who.parse().expect("any text"), ..PathSegment::default() }
@@ -212,6 +242,42 @@ mod tests {
         assert_eq!(who_of(CauseKind::Thread, "x:outside"), "x");
         assert_eq!([by(CauseKind::Disk), by(CauseKind::DiskQueue)], ["8:16 (write by jbd2/vda-8)"; 2]);
         assert_eq!(who_of(CauseKind::Disk, "8:0 (read)"), "8:0 (read)");
+    }
+
+    #[test]
+    fn fits_terminals() {
+        let within = |ms, kind, who: &str, depth, waiter: &str, via: &str| PathSegment {
+            depth,
+            waiter: Some(waiter.parse().expect("any text")),
+            via: Some(via.to_owned()),
+            ready: (kind == CauseKind::Thread).then(|| ActorName::thread("cc1plus", 4712)),
+            ..part(ms, kind, who)
+        };
+        let path = vec![
+            PathSegment { is_member: true, ..part(300, CauseKind::Running, "make:4711") },
+            within(900, CauseKind::Running, "cc1plus:4712", 1, "make:4711", "wait4"),
+            within(450, CauseKind::Thread, "a-busy-neighbor:99", 1, "make:4711", "wait4"),
+            within(120, CauseKind::Disk, "vda (read by cc1plus:4712)", 2, "cc1plus:4712", "openat"),
+            within(80, CauseKind::DiskQueue, "vda (writeback of vda)", 2, "cc1plus:4712", "openat"),
+            within(150, CauseKind::Timer, "timer", 1, "make:4711", "clock_nanosleep"),
+        ];
+        let elapsed_ns = path.iter().map(|segment| segment.ns).sum();
+        let wait = LongWait { after_ns: 300_000_000, ns: 1_550_000_000, path: path[1..5].to_vec() };
+        let explained = Explained { elapsed_ns, path, is_folded: false, longest: vec![wait] };
+        let lost = [("unseen_switches".to_owned(), 4), ("waits_not_followed".to_owned(), 12)].into();
+        insta::assert_snapshot!(screens_of(|out, _| write(out, "make -j8", &explained, &lost, None)));
+    }
+
+    #[test]
+    fn graph_tells_work_waits_and_culprits_apart() {
+        let behind =
+            PathSegment { ready: Some("cc1:5".parse().expect("any text")), ..part(20, CauseKind::Thread, "hog:7") };
+        let path = [part(10, CauseKind::Running, "cc1:5"), behind, part(30, CauseKind::Disk, "vda (read by cc1:5)")];
+        assert_eq!(path.each_ref().map(color_of), [Kind::User, Kind::Runnable, Kind::Between]);
+        assert_eq!(
+            folded(&path),
+            ["at disk vda (read by cc1) 30000000", "cc1 waited for a CPU behind hog 20000000", "cc1 worked 10000000"]
+        );
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::io::{self, Write};
 
 use jiff::tz::TimeZone;
 use whylate_model::culprits::By;
+use whylate_model::late::Thresholds;
 use whylate_model::sources::SQPOLL;
 use whylate_model::sqpoll::{is_part_of, is_thread, verdicts};
 use whylate_model::units::{format_ns, printable};
@@ -20,26 +21,18 @@ const COLUMNS: &str = "<PROCESS, PID, TID, CPU, IDLE, RINGS, WORK%, SPIN%, SLEEP
 /// Text output: a row per thread, and a row per ring of a thread with several rings.
 #[derive(Debug)]
 pub struct SqpollText {
-    explains: bool,
+    thresholds: Thresholds,
     zone: TimeZone,
     terminal_columns: Option<usize>,
     culprits: Culprits,
-    /// Whether late events are printed with each table instead of as they arrive.
-    only_worst: bool,
     is_first: bool,
 }
 
 impl SqpollText {
-    /// Creates the output. `explains`: the run has late events; `only_worst`: print only those of snapshots.
-    pub fn new(explains: bool, only_worst: bool, terminal_columns: Option<usize>) -> Self {
-        SqpollText {
-            explains,
-            zone: TimeZone::system(),
-            terminal_columns,
-            culprits: Culprits::default(),
-            only_worst,
-            is_first: true,
-        }
+    /// Creates the output. The longest events of a limited number are printed with each table, others as they arrive.
+    pub fn new(thresholds: Thresholds, terminal_columns: Option<usize>) -> Self {
+        let (zone, culprits) = (TimeZone::system(), Culprits::default());
+        SqpollText { thresholds, zone, terminal_columns, culprits, is_first: true }
     }
 
     /// Sets how culprits are grouped.
@@ -49,13 +42,17 @@ impl SqpollText {
 }
 
 impl Output for SqpollText {
-    fn begin(&mut self, out: &mut dyn Write) -> io::Result<()> {
-        writeln!(out, "Watching io_uring submission threads ... Hit Ctrl-C to end.")
+    fn activity(&self) -> Option<String> {
+        Some("Watching io_uring submission threads".to_owned())
+    }
+
+    fn begin(&mut self, _out: &mut dyn Write) -> io::Result<()> {
+        Ok(())
     }
 
     fn late(&mut self, out: &mut dyn Write, event: &LateEvent) -> io::Result<()> {
         self.culprits.add(&SQPOLL, event);
-        if self.only_worst { Ok(()) } else { waits::write(out, event, &self.zone) }
+        if self.thresholds.worst.is_some() { Ok(()) } else { waits::write(out, event, &self.zone) }
     }
 
     fn snapshot(&mut self, out: &mut dyn Write, snapshot: Snapshot) -> io::Result<()> {
@@ -66,7 +63,7 @@ impl Output for SqpollText {
         for verdict in verdicts(&snapshot) {
             writeln!(out, "{}", printable(&verdict))?;
         }
-        if self.explains {
+        if self.thresholds.explain_ns.is_some() {
             self.culprits.add_unexplained(snapshot.unexplained);
             let ranking = self.culprits.take();
             if !ranking.is_empty() {
@@ -83,7 +80,7 @@ impl Output for SqpollText {
 }
 
 fn write_table(out: &mut dyn Write, snapshot: &Snapshot, terminal_columns: Option<usize>) -> io::Result<()> {
-    let mut table = Table::new(COLUMNS);
+    let mut table = Table::new(COLUMNS).hiding_first("WAKES/s, RINGS, CPU, UTIL%, IDLE, SQES/s, TID");
     let mut is_empty = true;
     for series in snapshot.series.iter().filter(|series| is_thread(series)) {
         is_empty = false;
@@ -194,9 +191,13 @@ mod tests {
         text_of(|out| output.snapshot(out, snapshot))
     }
 
+    fn explained(worst: Option<usize>) -> Thresholds {
+        Thresholds { show_ns: None, explain_ns: Some(1_000_000), worst }
+    }
+
     #[test]
     fn a_row_per_thread_and_per_ring_of_several() {
-        insta::assert_snapshot!(written(&mut SqpollText::new(false, false, None), snapshot()));
+        insta::assert_snapshot!(written(&mut SqpollText::new(Thresholds::default(), None), snapshot()));
     }
 
     #[test]
@@ -204,12 +205,12 @@ mod tests {
         let mut none = snapshot();
         none.series.clear();
         none.lost.clear();
-        assert_eq!(written(&mut SqpollText::new(false, false, None), none), "no submission thread in 1.00s\n");
+        assert_eq!(written(&mut SqpollText::new(Thresholds::default(), None), none), "no submission thread in 1.00s\n");
     }
 
     #[test]
     fn waits_are_explained_as_they_come_and_ranked_at_the_end() {
-        let mut output = SqpollText { zone: TimeZone::UTC, ..SqpollText::new(true, false, None) };
+        let mut output = SqpollText { zone: TimeZone::UTC, ..SqpollText::new(explained(None), None) };
         let labels = [("process", "app"), ("pid", "77"), ("tid", "78")];
         let event = LateEvent {
             subject: "iou-sqp-77:78".to_owned(),
@@ -228,7 +229,7 @@ mod tests {
     }
     #[test]
     fn worst_waits_are_printed_with_table() {
-        let mut output = SqpollText::new(true, true, None);
+        let mut output = SqpollText::new(explained(Some(5)), None);
         let waits = [9_000_000, 4_000_000, 2_000_000].map(|latency_ns| {
             let causes = vec![Cause::new(CauseKind::Thread, "stress:9", latency_ns)];
             LateEvent { latency_ns, causes, ..LateEvent::default() }

@@ -3,10 +3,10 @@
 
 use std::collections::BTreeSet;
 use std::io::{self, Write};
-use std::ops::Range;
 
 use whylate_model::units::printable;
 
+use super::fit::{MIN_NAME_WIDTH, fitted, without_middle};
 use super::pad::{Left, Right};
 use crate::render::color;
 
@@ -14,6 +14,8 @@ use crate::render::color;
 enum Align {
     /// Names.
     Left,
+    /// Names that are worth half of the terminal.
+    Wide,
     /// Figures.
     Right,
 }
@@ -25,16 +27,35 @@ pub struct Table {
     rows: Vec<Vec<String>>,
     /// Cells of what is late, by row and column.
     late: BTreeSet<(usize, usize)>,
+    /// Columns to hide where the terminal is too narrow, the least important first.
+    hidden_first: Vec<usize>,
 }
 
 impl Table {
-    /// Creates a table without rows. Commas separate the headings; `<` marks columns of names, which are left-aligned.
+    /// Creates a table without rows. Commas separate the headings; `<` marks columns of names, which are left-aligned,
+    /// and `<<` a column of names for half of a terminal.
     pub fn new(columns: &str) -> Self {
         let columns = columns.split(',').map(str::trim).map(|column| match column.strip_prefix('<') {
-            Some(names) => (names.to_owned(), Align::Left),
+            Some(names) => match names.strip_prefix('<') {
+                Some(names) => (names.to_owned(), Align::Wide),
+                None => (names.to_owned(), Align::Left),
+            },
             None => (column.to_owned(), Align::Right),
         });
-        Table { columns: columns.collect(), rows: Vec::new(), late: BTreeSet::new() }
+        let columns: Vec<(String, Align)> = columns.collect();
+        // The rows are about the first two columns.
+        let hidden_first = (KEY_COLUMNS..columns.len()).rev().collect();
+        Table { columns, rows: Vec::new(), late: BTreeSet::new(), hidden_first }
+    }
+
+    /// Orders columns by importance: these are hidden first, the least important one before the others. Headings that
+    /// the table lacks are ignored.
+    pub fn hiding_first(mut self, headings: &str) -> Self {
+        let place = |heading: &str| self.columns.iter().position(|(name, _)| name == heading);
+        let mut hidden_first: Vec<usize> = headings.split(',').filter_map(|heading| place(heading.trim())).collect();
+        self.hidden_first.retain(|column| !hidden_first.contains(column));
+        hidden_first.append(&mut self.hidden_first);
+        Table { hidden_first, ..self }
     }
 
     /// Adds a row; cells beyond the last column are ignored.
@@ -50,31 +71,19 @@ impl Table {
     }
 
     /// Writes heading and rows, with two spaces between columns and no trailing blanks. If the terminal is too narrow,
-    /// first names are shortened in their middle, then columns in the middle are left out.
+    /// long names are shortened in their middle, except those of the first two columns; of the other columns, the most
+    /// important ones that fit are shown, and the others are named below the table.
     pub fn write(&self, out: &mut dyn Write, terminal_columns: Option<usize>) -> io::Result<()> {
-        let mut widths: Vec<usize> = self
-            .columns
-            .iter()
-            .enumerate()
-            .map(|(i, (name, _))| {
-                let cells = self.rows.iter().filter_map(|row| row.get(i)).map(|cell| cell.chars().count());
-                cells.max().unwrap_or(0).max(name.len())
-            })
-            .collect();
-        let terminal_columns = terminal_columns.unwrap_or(usize::MAX);
-        self.narrow(&mut widths, terminal_columns);
-        let left_out = left_out(&widths, terminal_columns);
+        let columns = terminal_columns.unwrap_or(usize::MAX);
+        let (widths, hidden) = self.layout(columns);
         let heading: Vec<String> = self.columns.iter().map(|(name, _)| name.clone()).collect();
         for (number, row) in std::iter::once(&heading).chain(&self.rows).enumerate() {
             let (mut line, mut colored) = (String::new(), String::new());
             for (index, ((cell, &width), (_, align))) in row.iter().zip(&widths).zip(&self.columns).enumerate() {
-                if left_out.contains(&index) {
-                    let dots = if index == left_out.start { "  .." } else { "" };
-                    line.push_str(dots);
-                    colored.push_str(dots);
+                if hidden.contains(&index) {
                     continue;
                 }
-                if !line.is_empty() {
+                if index > 0 {
                     line.push_str("  ");
                     colored.push_str("  ");
                 }
@@ -82,7 +91,7 @@ impl Table {
                 // One long cell does not make all rows long.
                 let width = width.min(MAX_PADDING);
                 let padded = match align {
-                    Align::Left => Left(&cell, width).to_string(),
+                    Align::Left | Align::Wide => Left(&cell, width).to_string(),
                     Align::Right => Right(&cell, width).to_string(),
                 };
                 let is_late = number > 0 && self.late.contains(&(number - 1, index));
@@ -90,72 +99,79 @@ impl Table {
                 line.push_str(&padded);
             }
             // A line that is cut off has no color, which may not be turned off again.
-            let fits = line.trim_end().chars().count() <= terminal_columns;
-            let shown: String = if fits { colored } else { line.chars().take(terminal_columns).collect() };
+            let fits = line.trim_end().chars().count() <= columns;
+            let shown: String = if fits { colored } else { line.chars().take(columns).collect() };
             writeln!(out, "{}", shown.trim_end())?;
         }
-        Ok(())
-    }
-
-    /// Narrows the widest columns of names until the table fits, or all of them have the minimum width.
-    fn narrow(&self, widths: &mut [usize], terminal_columns: usize) {
-        while width_of(widths) > terminal_columns {
-            let names = widths.iter_mut().zip(&self.columns).filter(|(_, (_, align))| *align == Align::Left);
-            match names.map(|(width, _)| width).max_by_key(|width| **width).filter(|width| **width > MIN_NAME_WIDTH) {
-                Some(widest) => *widest -= 1,
-                None => return,
+        let names = self.columns.iter().enumerate().filter(|(index, _)| hidden.contains(index));
+        let names: Vec<&str> = names.map(|(_, (name, _))| name.as_str()).collect();
+        match names.is_empty() {
+            true => Ok(()),
+            false => {
+                let note = format!("(too narrow for: {})", names.join(", "));
+                fitted(&note, columns).iter().try_for_each(|line| writeln!(out, "{line}"))
             }
         }
+    }
+
+    /// Returns the widths of the columns, and those that are hidden.
+    fn layout(&self, columns: usize) -> (Vec<usize>, BTreeSet<usize>) {
+        let natural: Vec<usize> = self
+            .columns
+            .iter()
+            .enumerate()
+            .map(|(i, (name, _))| {
+                let cells = self.rows.iter().filter_map(|row| row.get(i)).map(|cell| cell.chars().count());
+                cells.max().unwrap_or(0).max(name.chars().count())
+            })
+            .collect();
+        let is_name = |index: usize| self.columns[index].1 != Align::Right;
+        let is_wide = |index: usize| index < KEY_COLUMNS || self.columns[index].1 == Align::Wide;
+        let least = |index: usize| match is_name(index) {
+            true if is_wide(index) => natural[index].min((columns / 2).max(MIN_NAME_WIDTH)),
+            true => natural[index].min(MIN_NAME_WIDTH),
+            false => natural[index],
+        };
+        // Of the columns beyond the first, the most important ones that fit are shown.
+        let mut hidden: BTreeSet<usize> = self.hidden_first.iter().copied().collect();
+        for next in self.hidden_first.iter().rev() {
+            let shown = (0..natural.len()).filter(|index| index == next || !hidden.contains(index));
+            if width_of(shown.map(least)) <= columns {
+                hidden.remove(next);
+            }
+        }
+        let mut widths = natural.clone();
+        let narrow = |widths: &mut [usize], is_narrowed: &dyn Fn(usize) -> bool, least: &dyn Fn(usize) -> usize| {
+            let of = |widths: &[usize]| {
+                width_of(
+                    widths.iter().enumerate().filter(|(index, _)| !hidden.contains(index)).map(|(_, width)| *width),
+                )
+            };
+            while of(widths) > columns {
+                let names = widths.iter_mut().enumerate().filter(|(index, _)| is_narrowed(*index));
+                let names = names.filter(|(index, width)| !hidden.contains(index) && **width > least(*index));
+                match names.max_by_key(|(_, width)| **width) {
+                    Some((_, widest)) => *widest -= 1,
+                    None => return,
+                }
+            }
+        };
+        narrow(&mut widths, &|index| index >= KEY_COLUMNS && is_name(index), &least);
+        narrow(&mut widths, &is_name, &least);
+        narrow(&mut widths, &is_name, &|_| MIN_KEY_WIDTH);
+        (widths, hidden)
     }
 }
 
 /// Maximum width that a cell is padded to.
 const MAX_PADDING: usize = 300;
-
-/// Minimum width of a column of names.
-const MIN_NAME_WIDTH: usize = 10;
+/// Number of columns at the left that are never hidden. Their names are whole up to half of the terminal.
+const KEY_COLUMNS: usize = 2;
+const MIN_KEY_WIDTH: usize = 10;
 
 /// Returns the width of a row, with two spaces between columns.
-fn width_of(widths: &[usize]) -> usize {
-    widths.iter().map(|width| width + 2).sum::<usize>().saturating_sub(2)
-}
-
-/// Returns the columns in the middle to leave out so that the table fits; empty if not even the outer ones fit.
-fn left_out(widths: &[usize], terminal_columns: usize) -> Range<usize> {
-    if width_of(widths) <= terminal_columns {
-        return 0..0;
-    }
-    let (mut begin, mut end) = (0, widths.len());
-    // Two spaces and two dots.
-    let mut used = 2;
-    while begin < end {
-        let from_end = widths.len() - end < begin;
-        used += widths[if from_end { end - 1 } else { begin }] + 2;
-        if used > terminal_columns {
-            break;
-        }
-        if from_end { end -= 1 } else { begin += 1 }
-    }
-    if end == widths.len() { 0..0 } else { begin..end }
-}
-
-/// Shortens a text to `room` characters by cutting out its middle.
-pub fn without_middle(text: &str, room: usize) -> String {
-    let length = text.chars().count();
-    if length <= room {
-        return text.to_owned();
-    }
-    let kept = room.saturating_sub(2);
-    let begin: String = text.chars().take(kept / 2).collect();
-    let end: String = text.chars().skip(length - (kept - kept / 2)).collect();
-    format!("{begin}..{end}")
-}
-
-/// Returns the width of the terminal on standard output; `None` if it is not a terminal.
-pub fn terminal_columns() -> Option<usize> {
-    let stdout = io::stdout();
-    // Only a terminal has a size.
-    rustix::termios::tcgetwinsize(&stdout).ok().map(|size| usize::from(size.ws_col)).filter(|&columns| columns > 0)
+fn width_of(widths: impl Iterator<Item = usize>) -> usize {
+    widths.map(|width| width.saturating_add(2)).fold(0, usize::saturating_add).saturating_sub(2)
 }
 
 #[cfg(test)]
@@ -191,21 +207,46 @@ mod tests {
 
     #[test]
     fn a_narrow_terminal_cuts_lines_off() {
-        assert!(written(Some(24)).lines().all(|line| line.len() <= 24));
+        assert!(written(Some(14)).lines().all(|line| line.len() <= 14));
     }
 
     #[test]
-    fn names_lose_their_middle_before_columns_are_left_out() {
-        assert_eq!(
-            written(Some(37)),
-            "NAME         COUNT  WHERE\na?[2Jname        7  somewhe..far away\nb          1234567\n"
+    fn names_lose_their_middle_before_columns_are_hidden() {
+        let mut table = Table::new("<NAME, COUNT, MEAN, <WHERE, MAX");
+        let place = "a_function_with_a_long_name";
+        table.row(
+            ["name".to_owned(), "7".to_owned(), "5.00us".to_owned(), place.to_owned(), "9.00us".to_owned()].into(),
         );
-        assert_eq!(written(Some(28)), "NAME       ..  WHERE\na?[2Jname  ..  some..away\nb          ..\n");
+        let table = table.hiding_first("MEAN, NONE");
+        let at = |columns| text_of(|out| table.write(out, Some(columns)));
+        let name = "a_functio.._long_name";
+        let row = |mean: &str| format!("name      7{mean}  {name}  9.00us\n");
+        assert_eq!(at(50), format!("NAME  COUNT    MEAN  WHERE{:21}MAX\n{}", "", row("  5.00us")));
+        assert_eq!(at(42), format!("NAME  COUNT  WHERE{:21}MAX\n{}(too narrow for: MEAN)\n", "", row("")));
+        // What fits is shown, if it is less important than what does not.
+        let narrow = "NAME  COUNT    MEAN     MAX\nname      7  5.00us  9.00us\n(too narrow for: WHERE)\n";
+        assert_eq!(at(30), narrow);
+    }
+
+    #[test]
+    fn first_columns_are_whole_while_there_is_room() {
+        let mut table = Table::new("<HANDLER, <WORKQUEUE, COUNT, MAX");
+        let names = ["wb_update_bandwidth_workfn", "events_power_efficient"];
+        table.row(names.map(str::to_owned).into_iter().chain(["7", "1.00us"].map(str::to_owned)).collect());
+        let text = text_of(|out| table.write(out, Some(56)));
+        assert!(
+            names.iter().all(|name| text.contains(name)) && text.ends_with("(too narrow for: COUNT, MAX)\n"),
+            "{text}"
+        );
+        let text = text_of(|out| table.write(out, Some(40)));
+        assert!(text.lines().all(|line| line.len() <= 40) && text.contains(".."), "{text}");
     }
 
     #[test]
     fn text_keeps_both_ends() {
         let cut: Vec<String> = [6, 5, 4, 3, 2].into_iter().map(|room| without_middle("abcdef", room)).collect();
         assert_eq!(cut, ["abcdef", "a..ef", "a..f", "..f", ".."]);
+        assert_eq!(without_middle("syscall > folio_wait_bit_common", 24), "syscall > folio_..common");
+        assert_eq!(without_middle("bpf_ktime_get_ns < on_io_uring_task_work", 23), "bpf_..t_ns < on_i..work");
     }
 }

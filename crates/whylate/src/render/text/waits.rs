@@ -7,7 +7,7 @@ use jiff::tz::TimeZone;
 use whylate_model::culprits::By;
 use whylate_model::late::SLEEPER;
 use whylate_model::sources::OFFCPU;
-use whylate_model::units::{format_ns, printable};
+use whylate_model::units::{format_ns, format_round_ns, printable};
 use whylate_model::{Culprits, LateEvent, Snapshot};
 
 use super::time_of_day::time_of_day;
@@ -44,15 +44,18 @@ pub struct Waits {
     zone: TimeZone,
     over_ns: u64,
     culprits: Culprits,
+    /// Number of waits, also of those that have no culprit.
+    events: u64,
 }
 
 impl Waits {
     /// Creates the collection for waits of `over_ns` or longer, with culprits grouped `by`.
     pub fn new(over_ns: u64, by: By) -> Self {
-        Waits { zone: TimeZone::system(), over_ns, culprits: Culprits::by(by) }
+        Waits { zone: TimeZone::system(), over_ns, culprits: Culprits::by(by), events: 0 }
     }
 
     pub fn add(&mut self, event: &LateEvent) {
+        self.events += 1;
         self.culprits.add(&OFFCPU, event);
     }
 
@@ -60,19 +63,22 @@ impl Waits {
     pub fn write(&mut self, out: &mut dyn Write, snapshot: &Snapshot) -> io::Result<()> {
         self.culprits.add_unexplained(snapshot.unexplained);
         let ranking = self.culprits.take();
-        let over = format_ns(self.over_ns);
-        if ranking.is_empty() {
+        let over = format_round_ns(self.over_ns);
+        let events = std::mem::take(&mut self.events) + snapshot.unexplained.events;
+        if events == 0 {
             return writeln!(out, "\nNo thread waited {over} or longer, for a CPU or for others.");
         }
         writeln!(
             out,
-            "\nWaits of {over} or longer, for a CPU or for others: the {} longest of {}",
+            "\nWaits of {over} or longer, for a CPU or for others: the {} longest of {events}",
             snapshot.late.len(),
-            ranking.events
         )?;
         for event in &snapshot.late {
             writeln!(out)?;
             write(out, event, &self.zone)?;
+        }
+        if ranking.is_empty() {
+            return Ok(());
         }
         writeln!(out)?;
         why::write_ranking(out, &ranking, OFFCPU.words)

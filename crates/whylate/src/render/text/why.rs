@@ -7,6 +7,7 @@ use whylate_model::culprits::{BEYOND, Culprit, Ranking, Victims};
 use whylate_model::path::timer::TimerKind;
 use whylate_model::snapshot::Unexplained;
 use whylate_model::sources::EventWords;
+pub use whylate_model::units::counted;
 use whylate_model::units::{format_ns, printable};
 use whylate_model::{ActorName, Cause, CauseKind, Cgroup, LateEvent};
 
@@ -14,6 +15,24 @@ use whylate_model::{ActorName, Cause, CauseKind, Cgroup, LateEvent};
 const FRAMES: usize = 8;
 /// Maximum number of culprits with a line of their own.
 const CULPRITS: usize = 10;
+
+/// Names of whylate's own threads.
+const OWN_THREADS: [&str; 12] = [
+    "whylate",
+    "whylate-locks",
+    "whylate-maxima",
+    "whylate-measure",
+    "whylate-offcpu",
+    "whylate-perfmap",
+    "whylate-reads",
+    "whylate-record",
+    "whylate-replay",
+    "heartbeats",
+    "heartbeat-cost",
+    "sq-samples",
+];
+/// Beginnings of the names of threads that measure timers, a CPU each.
+const OWN_TIMER_THREADS: [&str; 2] = ["timerlat/", "timerlatu/"];
 
 /// Causes below this share of the latency are merged into one line, if there are several.
 const SMALL_PERCENT: f64 = 0.5;
@@ -26,7 +45,7 @@ pub fn write_causes(out: &mut dyn Write, event: &LateEvent) -> io::Result<()> {
         if event.causes.len() - shown > 1 { event.causes.split_at(shown) } else { (&event.causes[..], &[][..]) };
     for Cause { kind, who, ns, stack, .. } in shown {
         let share = percent(*ns, event.latency_ns);
-        let (ns, how, who) = (format_ns(*ns), how(*kind, who), printable(who));
+        let (ns, how, who) = (format_ns(*ns), how(*kind, who), actor(who));
         writeln!(out, "    {share:>5.1}% {ns:>8}  {how:<14}  {who}")?;
         for frame in stack.iter().take(FRAMES) {
             writeln!(out, "{:39}{}", "", printable(frame))?;
@@ -126,6 +145,15 @@ pub fn how(kind: CauseKind, who: &ActorName) -> &'static str {
     if kind == CauseKind::Timer && !TimerKind::is_mechanism(who) { "sleep" } else { word(kind) }
 }
 
+/// Renders the name of an actor, and whether it is whylate itself, which measures.
+pub fn actor(name: &ActorName) -> String {
+    let is_own = |comm: &str| {
+        OWN_THREADS.contains(&comm) || OWN_TIMER_THREADS.iter().any(|beginning| comm.starts_with(beginning))
+    };
+    let own = if name.is_thread() && name.comm().is_some_and(is_own) { " (whylate itself)" } else { "" };
+    format!("{}{own}", printable(name))
+}
+
 /// Renders a culprit with its kind, and the number of threads of its name.
 pub fn culprit_label(of: &Culprit) -> String {
     culprit(of.kind, &of.who) + &how_many(of)
@@ -138,7 +166,7 @@ pub fn how_many(of: &Culprit) -> String {
 
 /// Renders a culprit from its kind and name.
 pub fn culprit(kind: CauseKind, name: &ActorName) -> String {
-    let (who, word) = (printable(name), word(kind));
+    let (who, word) = (actor(name), word(kind));
     match kind {
         CauseKind::Work => who,
         CauseKind::Irq
@@ -149,14 +177,14 @@ pub fn culprit(kind: CauseKind, name: &ActorName) -> String {
         | CauseKind::Rcu => {
             format!("{word} {who}")
         }
-        CauseKind::Interrupt if who == word => "an unknown interrupt".to_owned(),
+        CauseKind::Interrupt if kind.is_unnamed(name) => "an unknown interrupt".to_owned(),
         CauseKind::Interrupt => format!("{word} {who}"),
         CauseKind::Outside => format!("a thread {who}"),
         CauseKind::Stopped => format!("{word} by {who}"),
         CauseKind::Running => format!("thread {who} running"),
         CauseKind::Timer if TimerKind::is_mechanism(name) => who,
         CauseKind::Timer => format!("{who} sleeping"),
-        CauseKind::Network if who == word => word.to_owned(),
+        CauseKind::Network if kind.is_unnamed(name) => word.to_owned(),
         CauseKind::Network => format!("{word} {who}"),
         CauseKind::IrqsOff | CauseKind::PreemptOff => format!("{word} in {who}"),
         _ => format!("{word} ({who})"),
@@ -181,10 +209,6 @@ fn sentence(culprit: &Culprit, words: EventWords) -> String {
         format_ns(total_ns),
         format_ns(worst_ns)
     )
-}
-
-pub fn counted(count: u64, noun: &str) -> String {
-    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }
 
 fn percent(part_ns: u64, whole_ns: u64) -> f64 {
@@ -266,6 +290,15 @@ mod tests {
             assert_eq!(rendered(who), ("timer", who.to_owned()));
         }
         assert_eq!(culprit(CauseKind::Network, &"network".into()), "network");
+    }
+
+    #[test]
+    fn whylate_is_named_as_itself() {
+        let rendered = |kind, who: &str| culprit(kind, &who.parse().expect("any text"));
+        assert_eq!(rendered(CauseKind::Thread, "whylate:938"), "thread whylate:938 (whylate itself)");
+        assert_eq!(rendered(CauseKind::IrqsOff, "timerlat/1:7"), "interrupts off in timerlat/1:7 (whylate itself)");
+        // What the user injects is not.
+        assert_eq!(rendered(CauseKind::Thread, "whylate-hog:7"), "thread whylate-hog:7");
     }
 
     #[test]

@@ -7,7 +7,7 @@ use whylate_model::Snapshot;
 use whylate_model::recording::Reader;
 
 use super::*;
-use crate::store::destination::FileStore;
+use crate::store::FileStore;
 
 const SECOND_NS: u64 = 1_000_000_000;
 

@@ -10,7 +10,8 @@ use whylate_model::{ActorName, Cause, CauseKind, LateEvent};
 use super::{late, program, ticks_per_part};
 use crate::render::text::why;
 use crate::top::panel::{Cell, Panel, Row};
-use crate::top::state::{State, ViewKind};
+use crate::top::view_kind::ViewKind;
+use crate::top::window::Window;
 
 /// Maximum number of stacks.
 const STACKS: usize = 5;
@@ -53,14 +54,14 @@ struct Victim {
     event: Option<ViewKind>,
 }
 
-pub fn panels(state: &State, kind: CauseKind, who: &ActorName, columns: usize) -> Vec<Panel> {
+pub fn panels(window: &Window, kind: CauseKind, who: &ActorName, columns: usize) -> Vec<Panel> {
     let mut victims: BTreeMap<(&'static str, &str), Victim> = BTreeMap::new();
     let mut stacks: BTreeMap<&[String], (u64, u64)> = BTreeMap::new();
     let mut threads: BTreeMap<&ActorName, Delays> = BTreeMap::new();
     let graph = columns.saturating_sub(BESIDE_GRAPH).clamp(8, 60);
-    let per_part = ticks_per_part(state, graph);
-    let nothing = vec![Some(0); state.shown().len().div_ceil(per_part)];
-    for (card, tick, index, event) in late::events(state) {
+    let per_part = ticks_per_part(window, graph);
+    let nothing = vec![Some(0); window.ticks().len().div_ceil(per_part)];
+    for (card, tick, index, event) in late::events(window) {
         let ns = delay(event, kind, who);
         if ns == 0 {
             continue;
@@ -70,7 +71,7 @@ pub fn panels(state: &State, kind: CauseKind, who: &ActorName, columns: usize) -
         if victim.over_time.is_empty() {
             victim.over_time.clone_from(&nothing);
         }
-        let part = (tick.saturating_sub(state.window.start.max(state.history.forgotten())) as usize) / per_part;
+        let part = (tick.saturating_sub(window.range.start.max(window.history.forgotten())) as usize) / per_part;
         if let Some(value) = victim.over_time.get_mut(part) {
             *value = Some(value.unwrap_or(0).max(ns));
         }
@@ -93,7 +94,7 @@ pub fn panels(state: &State, kind: CauseKind, who: &ActorName, columns: usize) -
             Cell::Count(victim.delays.events),
             Cell::Ns(victim.delays.total_ns),
             Cell::Ns(victim.delays.worst_ns),
-            Cell::Text(state.glyphs.spark(&victim.over_time, victim.delays.worst_ns)),
+            Cell::Text(window.glyphs.spark(&victim.over_time, victim.delays.worst_ns)),
         ],
         is_late: false,
         opens: victim.event,
@@ -103,7 +104,7 @@ pub fn panels(state: &State, kind: CauseKind, who: &ActorName, columns: usize) -
     let title = format!("Victims of {}", why::culprit(kind, who));
     let victims_panel =
         Panel::table("victims", title, "<SOURCE, <VICTIM, EVENTS, TOTAL, WORST, =OVER TIME", rows.collect(), "nothing");
-    let mut panels = vec![victims_panel, late::panel(state, |_, event| delay(event, kind, who) > 0)];
+    let mut panels = vec![victims_panel, late::panel(window, |_, event| delay(event, kind, who) > 0)];
     let thread = threads.keys().next().copied().unwrap_or(who);
     if let (CauseKind::Thread, Some(comm), Some(_)) = (kind, thread.comm(), thread.tid()) {
         panels.extend(program::link(&[("thread".to_owned(), comm.to_owned())].into()));

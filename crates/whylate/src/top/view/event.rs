@@ -9,19 +9,20 @@ use super::{late, program};
 use crate::render::text::pad::{Left, Spaces};
 use crate::render::text::{path, text_of, why};
 use crate::top::panel::{Cell, Glyphs, Panel, Row};
-use crate::top::state::{State, ViewKind};
+use crate::top::view_kind::ViewKind;
+use crate::top::window::Window;
 
 /// Width of the text beside a bar.
 const BESIDE_BAR: usize = 60;
 /// Parts below this share of the latency are summed up in one line.
 const SMALL: f64 = 0.005;
 
-pub fn panels(state: &State, source: &'static str, tick: u64, index: usize, columns: usize) -> Vec<Panel> {
-    let late = state.history.get(tick).and_then(|tick| tick.late.get(index));
+pub fn panels(window: &Window, source: &'static str, tick: u64, index: usize, columns: usize) -> Vec<Panel> {
+    let late = window.history.get(tick).and_then(|tick| tick.late.get(index));
     let Some((_, event)) = late.filter(|(card, _)| card.name == source) else {
         return vec![Panel::text("causes", "Late event", "This event is no longer kept.")];
     };
-    let at = late::time_of_day(event.at_unix_ns, state);
+    let at = late::time_of_day(event.at_unix_ns, window);
     let who = printable(&event.subject);
     let title = format!("{source}: {who} waited {} until {at}, CPU {}", format_ns(event.latency_ns), event.cpu);
     let rows = event.causes.iter().enumerate().map(|(number, cause)| Row {
@@ -39,11 +40,11 @@ pub fn panels(state: &State, source: &'static str, tick: u64, index: usize, colu
     let mut panels = vec![Panel::table("causes", title, "SHARE, DELAY, <KIND, <WHO", rows.collect(), nothing)];
     let bar = columns.saturating_sub(BESIDE_BAR).clamp(8, 100);
     if !event.path.is_empty() {
-        panels.push(Panel::text("time", "Timeline", &in_time(state.glyphs, event, bar)));
+        panels.push(Panel::text("time", "Timeline", &in_time(window.glyphs, event, bar)));
         panels.push(Panel::text("chain", "Wait chain", &text_of(|out| path::write_wait(out, &event.path, 0))));
     } else if !event.phases.is_empty() {
         let parts = event.phases.iter().map(|(name, ns)| (*ns, printable(name)));
-        panels.push(Panel::text("time", "Timeline", &bars(state.glyphs, parts.collect(), event.latency_ns, bar)));
+        panels.push(Panel::text("time", "Timeline", &bars(window.glyphs, parts.collect(), event.latency_ns, bar)));
     }
     panels.extend(program::link(&event.labels));
     let about = about(event);

@@ -12,10 +12,11 @@ use whylate_model::{Card, Stack};
 use super::late;
 use crate::render::text::offcpu::chains::parts_of;
 use crate::render::text::pad::Spaces;
-use crate::top::draw::cut;
+use crate::top::panel::cut;
 use crate::top::panel::{Cell, Glyphs, Panel, Row};
 use crate::top::program_filter::{ProgramFilter, Stacks};
-use crate::top::state::{State, ViewKind};
+use crate::top::view_kind::ViewKind;
+use crate::top::window::Window;
 
 /// Frames below this share of the total time have no row.
 const SMALL: f64 = 0.005;
@@ -28,32 +29,32 @@ const MAX_DEPTH: usize = 40;
 const MIN_WIDTH: usize = 3;
 
 /// Builds panels of the selected stacks; none if no stack is selected.
-pub fn panels(state: &State, card: &'static Card, stacks: &[Stack], shown: &Stacks, columns: usize) -> Vec<Panel> {
+pub fn panels(window: &Window, card: &'static Card, stacks: &[Stack], shown: &Stacks, columns: usize) -> Vec<Panel> {
     let tree = Node::of(stacks.iter().filter(|stack| shown.matches(&stack.labels)), Root::Process);
     if tree.children.is_empty() {
         return Vec::new();
     }
-    panels_of(&Zoom { card, shown, path: "", glyphs: state.glyphs }, &tree, columns)
+    panels_of(&Zoom { card, shown, path: "", glyphs: window.glyphs }, &tree, columns)
 }
 
 /// Builds an outline of a program's wait chains: where it waited, for which waker, and where the waker waited in turn.
-pub fn chains(state: &State, card: &'static Card, program: &ProgramFilter) -> Option<Panel> {
+pub fn chains(window: &Window, card: &'static Card, program: &ProgramFilter) -> Option<Panel> {
     let shown = Stacks::Chains(program.clone());
-    let tree = chain_tree(state, card, program);
-    (!tree.children.is_empty()).then(|| outline(&Zoom { card, shown: &shown, path: "", glyphs: state.glyphs }, &tree))
+    let tree = chain_tree(window, card, program);
+    (!tree.children.is_empty()).then(|| outline(&Zoom { card, shown: &shown, path: "", glyphs: window.glyphs }, &tree))
 }
 
-fn chain_tree(state: &State, card: &Card, program: &ProgramFilter) -> Node {
-    let own = late::events(state).filter(|(of, .., event)| of.name == card.name && program.matches(&event.labels));
+fn chain_tree(window: &Window, card: &Card, program: &ProgramFilter) -> Node {
+    let own = late::events(window).filter(|(of, .., event)| of.name == card.name && program.matches(&event.labels));
     Node::of_parts(own.flat_map(|(.., event)| parts_of(event, Root::Process)))
 }
 
 /// Builds panels of one frame and its callees.
-pub fn zoomed(state: &State, card: &'static Card, shown: &Stacks, path: &str, columns: usize) -> Vec<Panel> {
+pub fn zoomed(window: &Window, card: &'static Card, shown: &Stacks, path: &str, columns: usize) -> Vec<Panel> {
     let tree = match shown {
-        Stacks::Chains(program) => chain_tree(state, card, program),
+        Stacks::Chains(program) => chain_tree(window, card, program),
         _ => {
-            let snapshot = state.merged(card);
+            let snapshot = window.merged(card);
             let stacks = snapshot.iter().flat_map(|snapshot| &snapshot.stacks);
             Node::of(stacks.filter(|stack| shown.matches(&stack.labels)), Root::Process)
         }
@@ -66,7 +67,7 @@ pub fn zoomed(state: &State, card: &'static Card, shown: &Stacks, path: &str, co
         };
         (node, frames) = (child, frames + 1);
     }
-    let mut panels = panels_of(&Zoom { card, shown, path, glyphs: state.glyphs }, node, columns);
+    let mut panels = panels_of(&Zoom { card, shown, path, glyphs: window.glyphs }, node, columns);
     if let Some(name) = path.split_terminator('\n').next_back().and_then(|key| key.split_once(' '))
         && let Some(panel) = panels.first_mut()
     {

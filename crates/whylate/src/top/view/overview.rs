@@ -5,6 +5,7 @@ use std::ops::RangeInclusive;
 
 use whylate_model::Card;
 use whylate_model::culprits::Culprit;
+use whylate_model::late::LateKind;
 use whylate_model::sources::named;
 use whylate_model::units::format_ns;
 
@@ -13,13 +14,15 @@ use crate::render::text::overview::{RowKind, delayed, shown, verdict};
 use crate::render::text::why;
 use crate::top::history::Tick;
 use crate::top::panel::{Cell, Panel, Row};
-use crate::top::state::{State, ViewKind};
+use crate::top::view_kind::ViewKind;
+use crate::top::window::Window;
 
 /// Minimum width of the columns beside the graph.
 const BESIDE_GRAPH: usize = 66;
 const GRAPH: RangeInclusive<usize> = 12..=60;
-/// Minimum screen width for a column of medians.
+/// Minimum screen width for a column of medians, and the width of the column.
 const WIDE: usize = 100;
+const MEDIANS: usize = 8;
 const BAR: usize = 12;
 /// Minimum screen width for a column that describes what is measured.
 const VERY_WIDE: usize = 150;
@@ -27,18 +30,18 @@ const DESCRIPTION: usize = 66;
 /// Culprits below this share of the delay are merged into one row.
 const SMALL_SHARE: f64 = 0.005;
 
-pub fn panels(state: &State, columns: usize) -> Vec<Panel> {
-    vec![sources(state, columns), culprits(state), late::panel(state, |_, _| true)]
+pub fn panels(window: &Window, columns: usize) -> Vec<Panel> {
+    vec![sources(window, columns), culprits(window), late::panel(window, |_, _| true)]
 }
 
-fn sources(state: &State, columns: usize) -> Panel {
+fn sources(window: &Window, columns: usize) -> Panel {
     let (is_wide, is_very_wide) = (columns >= WIDE, columns >= VERY_WIDE);
-    let beside = BESIDE_GRAPH + if is_very_wide { DESCRIPTION } else { 0 };
+    let beside = BESIDE_GRAPH + if is_wide { MEDIANS } else { 0 } + if is_very_wide { DESCRIPTION } else { 0 };
     let graph = columns.saturating_sub(beside).clamp(*GRAPH.start(), *GRAPH.end());
     let mut rows = Vec::new();
-    for row in shown(&state.look) {
+    for row in shown(&window.look) {
         let Some(card) = named(row.source) else { continue };
-        let values = over_time(state, graph, |tick| worst_of(state, tick, card, row.kind));
+        let values = over_time(window, graph, |tick| worst_of(window, tick, card, row.kind));
         let ns = |ns: Option<u64>| ns.map_or(Cell::Missing, Cell::Ns);
         let mut cells = vec![
             Cell::Text(row.judged.map_or(row.source, |judged| judged.row).to_owned()),
@@ -50,7 +53,7 @@ fn sources(state: &State, columns: usize) -> Panel {
             ns(row.p99_ns),
             ns(row.max_ns),
             Cell::Count(row.late_values().unwrap_or(0)),
-            Cell::Text(state.glyphs.spark(&values, row.late_from_ns)),
+            Cell::Text(window.glyphs.spark(&values, row.late_from_ns)),
         ]);
         cells.extend(is_very_wide.then(|| Cell::Text(row.of.into_owned())));
         let key = match row.kind {
@@ -65,43 +68,51 @@ fn sources(state: &State, columns: usize) -> Panel {
             opens: Some(ViewKind::Source(card.name)),
         });
     }
-    for missing in &state.look.unmeasured {
+    for missing in &window.look.unmeasured {
         let mut cells = vec![Cell::Text(missing.source.clone()), Cell::Text("n/a".to_owned())];
         cells.resize(if is_wide { 8 } else { 7 }, Cell::Missing);
         cells.extend(is_very_wide.then(|| Cell::Text(missing.reason.clone())));
         rows.push(Row { key: format!("{} is not measured", missing.source), cells, is_late: false, opens: None });
     }
+    for left_out in window.look.limitations.iter().filter(|of| of.is_about_cpus()) {
+        let mut cells = vec![Cell::Text(left_out.source.clone()), Cell::Text("not all CPUs".to_owned())];
+        cells.resize(if is_wide { 8 } else { 7 }, Cell::Missing);
+        cells.extend(is_very_wide.then(|| Cell::Text(left_out.reason.clone())));
+        rows.push(Row { key: format!("{} leaves CPUs out", left_out.source), cells, is_late: false, opens: None });
+    }
     rows.sort_by_key(|row| !row.is_late);
-    let span = format_ns(state.look.duration_ns);
+    let span = format_ns(window.look.duration_ns);
     let title = format!("Sources over {span}; full height = late");
     let p50 = if is_wide { "P50, " } else { "" };
     let of = if is_very_wide { ", <OF" } else { "" };
     let columns = format!("<WHAT WAITED, <VERDICT, COUNT, {p50}P99, MAX, LATE, =OVER TIME{of}");
-    Panel::table("sources", title, &columns, rows, "nothing measured yet")
+    Panel::table("sources", title, &columns, rows, window.nothing("nothing was measured"))
 }
 
 /// Returns the largest value of a row in a tick.
-fn worst_of(state: &State, tick: &Tick, card: &Card, kind: RowKind) -> Option<u64> {
+fn worst_of(window: &Window, tick: &Tick, card: &Card, kind: RowKind) -> Option<u64> {
     if kind != RowKind::Figures {
-        return worst(state, tick, card, kind == RowKind::HeldUp);
+        return worst(window, tick, card, kind == RowKind::HeldUp);
     }
-    let late = card.events.is_none().then(|| worst(state, tick, card, false)).flatten();
+    let late = card.events.is_none().then(|| worst(window, tick, card, false)).flatten();
     tick.summary(card)?.max_ns().or(late).or(Some(0))
 }
 
 /// Returns the longest late event of a tick; 0 if there is none, `None` if the source did not measure.
-fn worst(state: &State, tick: &Tick, card: &Card, with_path: bool) -> Option<u64> {
+fn worst(window: &Window, tick: &Tick, card: &Card, is_held_up: bool) -> Option<u64> {
     tick.summary(card)?;
-    let late = tick.late_of(card).filter(|event| event.path.is_empty() != with_path && state.counts(card, event));
+    let late = tick
+        .late_of(card)
+        .filter(|event| (event.kind() != LateKind::Latency) == is_held_up && window.counts(card, event));
     Some(late.map(|event| event.latency_ns).max().unwrap_or(0))
 }
 
-fn culprits(state: &State) -> Panel {
-    let culprits = &state.look.culprits;
+fn culprits(window: &Window) -> Panel {
+    let culprits = &window.look.culprits;
     let all_ns = total_ns(culprits);
-    let explained = state.look.unexplained().explained_percent(all_ns);
+    let explained = window.look.unexplained().explained_percent(all_ns);
     let explained = explained.map_or_else(String::new, |percent| format!("; {percent:.1}% of late time explained"));
-    culprits_of(state, culprits, "Who made others late", &explained)
+    culprits_of(window, culprits, "Who made others late", &explained)
 }
 
 fn total_ns(culprits: &[Culprit]) -> u64 {
@@ -109,7 +120,7 @@ fn total_ns(culprits: &[Culprit]) -> u64 {
 }
 
 /// Lists culprits, a row each; the title is put together from its start and end.
-pub fn culprits_of(state: &State, culprits: &[Culprit], title: &str, ends: &str) -> Panel {
+pub fn culprits_of(window: &Window, culprits: &[Culprit], title: &str, ends: &str) -> Panel {
     let all_ns = total_ns(culprits);
     let share_of = |culprit: &Culprit| culprit.total_ns as f64 / all_ns.max(1) as f64;
     let shown = culprits.partition_point(|culprit| share_of(culprit) >= SMALL_SHARE);
@@ -123,7 +134,7 @@ pub fn culprits_of(state: &State, culprits: &[Culprit], title: &str, ends: &str)
             cells: vec![
                 Cell::Share(share),
                 Cell::Ns(culprit.total_ns),
-                Cell::Ordered(state.glyphs.bar(share, BAR), culprit.total_ns),
+                Cell::Ordered(window.glyphs.bar(share, BAR), culprit.total_ns),
                 Cell::Text(why::culprit_label(culprit)),
                 Cell::Text(delayed(culprit)),
             ],
@@ -151,6 +162,6 @@ pub fn culprits_of(state: &State, culprits: &[Culprit], title: &str, ends: &str)
         title,
         "SHARE, DELAY, <BAR, <WHO, <DELAYED",
         rows.chain(others).collect(),
-        "no known culprits",
+        window.nothing("no known culprits"),
     )
 }

@@ -14,42 +14,43 @@ use whylate_model::{Card, Labels, Snapshot, Stack};
 use super::{frames, late, overview};
 use crate::top::panel::{Cell, Panel, Row};
 use crate::top::program_filter::{ProgramFilter, Stacks};
-use crate::top::state::{State, ViewKind};
+use crate::top::view_kind::ViewKind;
+use crate::top::window::Window;
 
 const BAR: usize = 12;
 
-pub fn panels(state: &State, program: &ProgramFilter, columns: usize) -> Vec<Panel> {
+pub fn panels(window: &Window, program: &ProgramFilter, columns: usize) -> Vec<Panel> {
     let snapshots: Vec<(&'static Card, Rc<Snapshot>)> =
-        of_programs(state).into_iter().filter_map(|card| Some((card, state.merged(card)?))).collect();
+        of_programs(window).into_iter().filter_map(|card| Some((card, window.merged(card)?))).collect();
     let stacks = || snapshots.iter().flat_map(|(_, snapshot)| &snapshot.stacks);
     let own = || stacks().filter(|stack| program.matches(&stack.labels));
-    let late = || late::events(state).filter(|(.., event)| program.matches(&event.labels));
+    let late = || late::events(window).filter(|(.., event)| program.matches(&event.labels));
     let seen = own().map(|stack| &stack.labels).chain(late().map(|(.., event)| &event.labels)).next();
-    let mut panels = vec![time(state, program, seen, own())];
-    let mut gatherer = Gatherer::for_cards(state.cards(), By::Name);
+    let mut panels = vec![time(window, program, seen, own())];
+    let mut gatherer = Gatherer::for_cards(window.cards(), By::Name);
     late().for_each(|(card, .., event)| gatherer.add_kept(card, event));
     let culprits = gatherer.finish_with(&[], Vec::new()).culprits;
-    panels.push(overview::culprits_of(state, &culprits, "Who made it late", ""));
-    panels.push(late::panel(state, |_, event| program.matches(&event.labels)));
+    panels.push(overview::culprits_of(window, &culprits, "Who made it late", ""));
+    panels.push(late::panel(window, |_, event| program.matches(&event.labels)));
     // Only sources that follow wait chains have them.
-    let followed = state.cards().into_iter().filter(|card| card.held_up.is_some());
-    panels.extend(followed.filter_map(|card| frames::chains(state, card, program)));
+    let followed = window.cards().into_iter().filter(|card| card.held_up.is_some());
+    panels.extend(followed.filter_map(|card| frames::chains(window, card, program)));
     for (card, snapshot) in &snapshots {
-        panels.extend(frames::panels(state, card, &snapshot.stacks, &Stacks::Program(program.clone()), columns));
+        panels.extend(frames::panels(window, card, &snapshot.stacks, &Stacks::Program(program.clone()), columns));
     }
     panels
 }
 
 /// Returns the sources with stacks of processes.
-fn of_programs(state: &State) -> Vec<&'static Card> {
-    let mut cards = state.cards();
-    cards.retain(|card| state.shown().any(|tick| tick.has_programs(card)));
+fn of_programs(window: &Window) -> Vec<&'static Card> {
+    let mut cards = window.cards();
+    cards.retain(|card| window.ticks().any(|tick| tick.has_programs(card)));
     cards
 }
 
 /// Breaks down thread time by class of wait.
 fn time<'a>(
-    state: &State,
+    window: &Window,
     program: &ProgramFilter,
     seen: Option<&Labels>,
     stacks: impl Iterator<Item = &'a Stack>,
@@ -71,7 +72,7 @@ fn time<'a>(
             cells: vec![
                 Cell::Share(share),
                 Cell::Ns(ns),
-                Cell::Ordered(state.glyphs.bar(share, BAR), ns),
+                Cell::Ordered(window.glyphs.bar(share, BAR), ns),
                 Cell::Text(class.words().to_owned()),
                 if oldest_ns > 0 { Cell::Ns(oldest_ns) } else { Cell::Missing },
             ],
@@ -83,7 +84,7 @@ fn time<'a>(
         "{}, {} of thread time in {}",
         program.name(seen),
         format_ns(all_ns),
-        format_ns(state.look.duration_ns)
+        format_ns(window.look.duration_ns)
     );
     let nothing = "none of its threads was seen in this span";
     Panel::table("time", title, "SHARE, TIME, <BAR, <CLASS, AGE-MAX", rows.collect(), nothing)

@@ -3,55 +3,56 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use whylate_model::merge::Merging;
-use whylate_model::snapshot::Labels;
+use whylate_model::sources::Merging;
 use whylate_model::units::format_ns;
-use whylate_model::{Card, Histogram, Series, Snapshot};
+use whylate_model::{Card, Histogram, Labels, Series, Snapshot};
 
 use super::{frames, late};
 use crate::render::text::{histogram, text_of};
 use crate::top::panel::{Cell, Panel, Row};
 use crate::top::program_filter::{Stacks, agree};
-use crate::top::state::{State, ViewKind};
+use crate::top::view_kind::ViewKind;
+use crate::top::window::Window;
 
-pub fn panels(state: &State, card: &'static Card, columns: usize) -> Vec<Panel> {
-    let Some(snapshot) = state.merged(card) else {
+pub fn panels(window: &Window, card: &'static Card, columns: usize) -> Vec<Panel> {
+    let Some(snapshot) = window.merged(card) else {
         return vec![Panel::text("series", card.name, "It saw nothing in this span.")];
     };
     let mut panels = vec![series(card, &snapshot)];
-    let figures = figures_of(state, card);
-    let text = distribution(card, &snapshot, &figures, state);
+    let figures = figures_of(window, card);
+    let text = distribution(card, &snapshot, &figures, window);
     if !text.is_empty() {
         panels.push(Panel::text("distribution", "Distribution and advice", &text));
     }
-    panels.extend(frames::panels(state, card, &snapshot.stacks, &Stacks::All, columns));
-    panels.push(late::panel(state, |of, _| of.name == card.name));
+    panels.extend(frames::panels(window, card, &snapshot.stacks, &Stacks::All, columns));
+    panels.push(late::panel(window, |of, _| of.name == card.name));
     panels
 }
 
 /// Returns the distribution that the source's limit applies to.
-fn figures_of(state: &State, card: &Card) -> Histogram {
-    let mut found = state.shown().filter_map(|tick| tick.summary(card));
+fn figures_of(window: &Window, card: &Card) -> Histogram {
+    let mut found = window.ticks().filter_map(|tick| tick.summary(card));
     let Some(mut sum) = found.next().cloned() else { return Histogram::default() };
     found.for_each(|later| sum.add(later));
     sum.figures()
 }
 
-fn distribution(card: &Card, snapshot: &Snapshot, figures: &Histogram, state: &State) -> String {
+fn distribution(card: &Card, snapshot: &Snapshot, figures: &Histogram, window: &Window) -> String {
     let mut text = String::new();
     if !figures.is_empty() {
         text += &format!("{}:\n", card.judged.of);
         text += &text_of(|out| histogram::write(out, figures));
     }
-    for limitation in state.look.limitations.iter().filter(|of| of.source == card.name) {
-        text += &format!("less precise here: {}\n", limitation.reason);
+    for limitation in window.look.limitations.iter().filter(|of| of.source == card.name) {
+        let what = if limitation.is_about_cpus() { "not on all CPUs" } else { "less precise here" };
+        text += &format!("{what}: {}\n", limitation.reason);
     }
     (card.advice)(snapshot).iter().for_each(|advice| text += &format!("{advice}\n"));
     for (reason, count) in snapshot.lost.iter().filter(|(_, count)| **count > 0) {
         text += &format!("lost: {count} {}", reason.replace('_', " "));
         text += &card.meaning(reason).map_or_else(|| "\n".to_owned(), |meaning| format!(": {meaning}\n"));
     }
-    if let Some(headline) = state.look.sources.iter().find(|headline| headline.source == card.name) {
+    if let Some(headline) = window.look.sources.iter().find(|headline| headline.source == card.name) {
         let of_events = headline.late_of.as_ref().map(|of| &of.next);
         let held_up = headline.held_up.as_ref().map(|of| &of.next);
         for next in [Some(&headline.next), of_events, held_up].into_iter().flatten() {
@@ -136,8 +137,8 @@ fn of_value(card: &Card, name: &str, value: Option<&f64>) -> Cell {
 }
 
 /// View of a series: its distributions and values, the stacks with its labels, and its late events.
-pub fn of_series(state: &State, card: &'static Card, labels: &Labels, columns: usize) -> Vec<Panel> {
-    let Some(snapshot) = state.merged(card) else {
+pub fn of_series(window: &Window, card: &'static Card, labels: &Labels, columns: usize) -> Vec<Panel> {
+    let Some(snapshot) = window.merged(card) else {
         return vec![Panel::text("series", card.name, "It saw nothing in this span.")];
     };
     let named: Vec<String> = labels.iter().map(|(name, value)| format!("{name} {value}")).collect();
@@ -162,8 +163,8 @@ pub fn of_series(state: &State, card: &'static Card, labels: &Labels, columns: u
         lines += &format!("{}:\n{}", name.replace('_', " "), text_of(|out| histogram::write(out, of)));
     }
     panels.push(Panel::text("figures", "Figures", &lines));
-    panels.extend(frames::panels(state, card, &snapshot.stacks, &Stacks::Series(labels.clone()), columns));
-    panels.push(late::panel(state, |of, event| of.name == card.name && agree(&event.labels, labels)));
+    panels.extend(frames::panels(window, card, &snapshot.stacks, &Stacks::Series(labels.clone()), columns));
+    panels.push(late::panel(window, |of, event| of.name == card.name && agree(&event.labels, labels)));
     panels
 }
 

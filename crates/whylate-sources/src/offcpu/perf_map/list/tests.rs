@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
+use std::fs;
 use std::fs::OpenOptions;
 use std::io::Write as _;
 use std::path::PathBuf;

@@ -23,15 +23,15 @@ impl LatencyView for &Shape {
     }
 
     fn title(&self) -> String {
-        "I/O request latency ".to_owned()
+        "I/O request latency".to_owned()
     }
 
     fn write_late_heading(&self, out: &mut dyn Write) -> io::Result<()> {
-        late::write_heading(out)
+        late::write_heading(out, self.verbose)
     }
 
     fn write_late(&self, out: &mut dyn Write, event: &LateEvent, zone: &TimeZone) -> io::Result<()> {
-        late::write(out, event, zone)
+        late::write(out, event, zone, self.verbose)
     }
 
     fn table(&self, snapshot: &Snapshot) -> Option<Table> {
@@ -73,7 +73,8 @@ fn table_of(snapshot: &Snapshot, labels: &[&str], sort: Sort) -> Table {
         })
         .collect();
     let columns = "COUNT, REQ/S, MB/S, MEAN, P50, P99, MAX, THROTTLED, QUEUED, DEVICE, COMPLETION, DEPTH";
-    let mut table = Table::new(&format!("{}, {columns}", names.join(", ")));
+    let table = Table::new(&format!("{}, {columns}", names.join(", ")));
+    let mut table = table.hiding_first("THROTTLED, COMPLETION, REQ/S, MEAN, DEPTH, QUEUED, DEVICE, MB/S, P50");
     let seconds = snapshot.duration_ns as f64 / 1e9;
     let mut rows = snapshot.merged_by_all(labels);
     sort_rows(&mut rows, |series| {
@@ -109,13 +110,13 @@ fn table_of(snapshot: &Snapshot, labels: &[&str], sort: Sort) -> Table {
 #[cfg(test)]
 mod tests {
     use whylate_model::culprits::By;
+    use whylate_model::late::Thresholds;
     use whylate_model::{Cause, CauseKind, Histogram};
 
     use super::*;
-    use crate::cli::arguments::Explain;
-    use crate::engine::late_buffer::Keep;
     use crate::render::text::latency::LatencyOptions;
     use crate::render::text::{Output as _, text_of, whole_output};
+    use crate::store::late_buffer::Keep;
 
     fn shape(line: &str) -> Shape {
         crate::cli::parsed(line.split_whitespace()).expect("a line that is taken")
@@ -151,8 +152,9 @@ mod tests {
         snapshot
     }
 
-    fn text<'a>(shape: &'a Shape, explain: Explain, lines_only: bool) -> BlockText<'a> {
-        let shown = LatencyOptions { explain, rank_by: By::Culprit, has_slower: false, lines_only };
+    fn text<'a>(shape: &'a Shape, explain_ns: Option<u64>, lines_only: bool) -> BlockText<'a> {
+        let thresholds = Thresholds { explain_ns, ..Thresholds::default() };
+        let shown = LatencyOptions { thresholds, rank_by: By::Culprit, lines_only };
         BlockText::new(shape, shown, None).in_utc()
     }
 
@@ -163,20 +165,19 @@ mod tests {
     #[test]
     fn a_row_per_device_and_operation() {
         let shape = shape("--table");
-        insta::assert_snapshot!(written(&mut text(&shape, Explain::default(), false), snapshot()));
+        insta::assert_snapshot!(written(&mut text(&shape, None, false), snapshot()));
     }
 
     #[test]
     fn a_histogram_per_device() {
         let shape = shape("");
-        insta::assert_snapshot!(written(&mut text(&shape, Explain::default(), false), snapshot()));
+        insta::assert_snapshot!(written(&mut text(&shape, None, false), snapshot()));
     }
 
     #[test]
     fn late_requests_are_explained_and_ranked() {
         let shape = shape("");
-        let explain = Explain { why: Some(1_000_000), ..Explain::default() };
-        let mut output = text(&shape, explain, true);
+        let mut output = text(&shape, Some(1_000_000), true);
         let labels = [
             ("device", "vda"),
             ("operation", "read"),

@@ -23,7 +23,7 @@ pub struct IrqsoffTextOptions {
     pub timer_test: Option<u64>,
     /// Disabled preemption is measured, not disabled interrupts.
     pub preempt: bool,
-    /// The snapshot is imported from a trace.
+    /// The events come from a trace, not from a measurement.
     pub is_import: bool,
     /// Sections of this length or longer are printed as they happen, in nanoseconds.
     pub lines_from_ns: Option<u64>,
@@ -40,6 +40,8 @@ pub struct IrqsoffText {
     console_level: Option<u32>,
     /// The longest sections with interrupts off, and the latest interrupts for other reasons.
     worst: Option<(TopN, TopN)>,
+    /// Whether nothing was written yet.
+    is_empty: bool,
 }
 
 impl IrqsoffText {
@@ -51,6 +53,7 @@ impl IrqsoffText {
             terminal_columns,
             console_level,
             worst: shown.worst.map(|count| (TopN::new(count), TopN::new(count))),
+            is_empty: true,
         }
     }
 
@@ -80,18 +83,17 @@ impl IrqsoffText {
 }
 
 impl Output for IrqsoffText {
-    fn begin(&mut self, out: &mut dyn Write) -> io::Result<()> {
+    fn activity(&self) -> Option<String> {
         let what = if self.shown.preempt { "preemption that is" } else { "interrupts that are" };
-        match self.shown.timer_test {
-            Some(period_ns) => writeln!(
-                out,
-                "Testing a timer of {} per CPU, printing when it misses periods ... Hit Ctrl-C to end.",
-                format_ns(period_ns)
-            )?,
-            None if self.shown.is_import => {}
-            None => writeln!(out, "Tracing {what} off ... Hit Ctrl-C to end.")?,
-        }
-        if self.shown.lines_from_ns.is_some() { line::write_heading(out) } else { Ok(()) }
+        Some(self.shown.timer_test.map_or_else(
+            || format!("Tracing {what} off"),
+            |period_ns| format!("Testing a timer of {} per CPU, printing when it misses periods", format_ns(period_ns)),
+        ))
+    }
+
+    fn begin(&mut self, out: &mut dyn Write) -> io::Result<()> {
+        self.is_empty = self.shown.lines_from_ns.is_none();
+        if self.is_empty { Ok(()) } else { line::write_heading(out) }
     }
 
     fn late(&mut self, out: &mut dyn Write, event: &LateEvent) -> io::Result<()> {
@@ -111,7 +113,9 @@ impl Output for IrqsoffText {
     }
 
     fn snapshot(&mut self, out: &mut dyn Write, snapshot: Snapshot) -> io::Result<()> {
-        writeln!(out)?;
+        if !std::mem::take(&mut self.is_empty) {
+            writeln!(out)?;
+        }
         if self.shown.timer_test.is_some() {
             test_of(&snapshot).write(out, self.terminal_columns)?;
             writeln!(out)?;
@@ -123,6 +127,7 @@ impl Output for IrqsoffText {
         if rows.is_empty() {
             let from = format_ns(self.shown.from_ns);
             match self.shown.preempt {
+                _ if self.shown.is_import => writeln!(out, "No section with interrupts or preemption off is in it.")?,
                 true if snapshot.backend == "need_resched" => {
                     writeln!(out, "Preemption was never off for {from} or longer while a thread waited for it.")?;
                 }
@@ -155,7 +160,8 @@ fn length(series: &Series) -> &Histogram {
 }
 
 fn table_of(rows: &[&Series]) -> Table {
-    let mut table = Table::new("<KIND, COUNT, MAX, P50, P99, TOTAL, SHARE, <WHO");
+    let table = Table::new("<KIND, COUNT, MAX, P50, P99, TOTAL, SHARE, <<WHO");
+    let mut table = table.hiding_first("SHARE, P50, P99, TOTAL");
     for series in rows {
         let length = length(series);
         let total_ns = u64::try_from(length.sum_ns()).unwrap_or(u64::MAX);

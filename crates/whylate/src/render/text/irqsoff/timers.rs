@@ -14,18 +14,23 @@ use crate::render::text::{Output, footer, histogram};
 pub struct TimerText {
     with_histograms: bool,
     terminal_columns: Option<usize>,
+    is_first: bool,
 }
 
 impl TimerText {
     /// Creates the output. Tables fit the terminal, if there is one.
     pub fn new(with_histograms: bool, terminal_columns: Option<usize>) -> Self {
-        TimerText { with_histograms, terminal_columns }
+        TimerText { with_histograms, terminal_columns, is_first: true }
     }
 }
 
 impl Output for TimerText {
-    fn begin(&mut self, out: &mut dyn Write) -> io::Result<()> {
-        writeln!(out, "Tracing every hrtimer ... Hit Ctrl-C to end.")
+    fn activity(&self) -> Option<String> {
+        Some("Tracing every hrtimer".to_owned())
+    }
+
+    fn begin(&mut self, _out: &mut dyn Write) -> io::Result<()> {
+        Ok(())
     }
 
     fn late(&mut self, _out: &mut dyn Write, _event: &LateEvent) -> io::Result<()> {
@@ -35,7 +40,9 @@ impl Output for TimerText {
     fn snapshot(&mut self, out: &mut dyn Write, snapshot: Snapshot) -> io::Result<()> {
         let mut rows: Vec<&Series> = snapshot.series.iter().collect();
         rows.sort_by_key(|series| Reverse(series.histogram("latency").max_ns()));
-        writeln!(out)?;
+        if !std::mem::take(&mut self.is_first) {
+            writeln!(out)?;
+        }
         if rows.is_empty() {
             writeln!(out, "No hrtimer came in.")?;
         } else {
@@ -54,7 +61,7 @@ impl Output for TimerText {
 
 fn table_of(rows: &[&Series]) -> Table {
     let columns = "<CALLBACK, CPU, <MODE, COUNT, P50, P99, MAX, RUN-P50, RUN-MAX, PERIOD, OVERRUNS";
-    let mut table = Table::new(columns);
+    let mut table = Table::new(columns).hiding_first("RUN-P50, RUN-MAX, PERIOD, MODE, P50");
     for series in rows {
         let label = |name: &str| series.label(name).to_owned();
         let (latency, runtime) = (series.histogram("latency"), series.histogram("runtime"));
@@ -74,8 +81,8 @@ fn table_of(rows: &[&Series]) -> Table {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::late_buffer::Keep;
     use crate::render::text::whole_output;
+    use crate::store::late_buffer::Keep;
 
     #[test]
     fn timers_in_order_of_their_lateness() {

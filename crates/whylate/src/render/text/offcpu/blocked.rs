@@ -13,27 +13,11 @@ use whylate_model::wait::thaw_that_is_awaited;
 use whylate_model::{Histogram, Series, Snapshot, Stack, WaitClass};
 
 use super::flat;
+use super::threads::{UNINTERRUPTIBLE, is_blocked, is_idle};
 use crate::render::text::pad::Spaces;
 
 /// Maximum number of waiters that are named per lock.
 const MAX_NAMES: usize = 8;
-
-/// Returns whether a stack has a thread that has been off CPU for at least `least_ns`.
-pub fn is_blocked(stack: &Stack, least_ns: u64) -> bool {
-    let is_on_cpu = stack.wait.as_ref().is_some_and(|wait| wait.class == WaitClass::OnCpu);
-    !is_on_cpu && !stack.age.is_empty() && stack.age.max_ns() >= least_ns
-}
-
-/// State letter of uninterruptible sleep.
-pub const UNINTERRUPTIBLE: &str = "D";
-
-/// Returns whether a thread is idle by design: it has nothing to do, sleeps on a timer, or waits for events.
-pub fn is_idle(stack: &Stack) -> bool {
-    let class = stack.wait.as_ref().map(|wait| wait.class);
-    matches!(class, Some(WaitClass::Idle | WaitClass::Timer))
-        && stack.state != UNINTERRUPTIBLE
-        && stack.waits_for.is_none()
-}
 
 /// Adds the TIDs of threads in uninterruptible sleep to their stacks.
 fn with_numbers(snapshot: &Snapshot) -> Cow<'_, Snapshot> {
@@ -234,6 +218,10 @@ fn what(link: &Link) -> String {
         Lock::Semaphore => format!("a semaphore last held by {who} ({does})"),
         Lock::RtMutex => format!("an rt_mutex held by {who} ({does})"),
         Lock::PiFutex => format!("a PI futex held by {who} ({does})"),
+        Lock::FileLock => {
+            let file = link.file.as_ref().map_or_else(String::new, |file| format!(" of {}", printable(file)));
+            format!("a file lock{file}, held by {who} ({does})")
+        }
         Lock::WorkItem => {
             let item = printable(link.holder.handler.as_deref().unwrap_or("?"));
             format!("work item {item}, which {who} runs ({does})")
@@ -244,17 +232,21 @@ fn what(link: &Link) -> String {
 fn does(holder: &Holder, lock: Lock) -> String {
     let item = holder.handler.as_ref().filter(|_| lock != Lock::WorkItem);
     let item = item.map_or_else(String::new, |item| format!("work item {}, ", printable(item)));
-    let for_long = format_ns(holder.off_cpu_ns);
+    let for_long = match holder.off_cpu_ns {
+        0 => String::new(),
+        ns => format!(" for {}", format_ns(ns)),
+    };
     match (holder.state.as_str(), holder.off_cpu_ns, &holder.syscall) {
+        ("", ..) => "one of its threads".to_owned(),
         ("R", 0, _) => format!("{item}running"),
-        ("R", _, _) => format!("{item}waiting for a CPU for {for_long}"),
+        ("R", _, _) => format!("{item}waiting for a CPU{for_long}"),
         // A stopped thread does not wait in the system call in which it was stopped.
-        ("T", ..) => format!("{item}stopped by a signal for {for_long}"),
-        ("t", ..) => format!("{item}stopped by a tracer for {for_long}"),
-        ("F", ..) => format!("{item}frozen for {for_long}"),
-        (_, _, Some(call)) => format!("{item}in {call} for {for_long}"),
-        ("D", _, None) => format!("{item}in uninterruptible sleep for {for_long}"),
-        _ => format!("{item}asleep for {for_long}"),
+        ("T", ..) => format!("{item}stopped by a signal{for_long}"),
+        ("t", ..) => format!("{item}stopped by a tracer{for_long}"),
+        ("F", ..) => format!("{item}frozen{for_long}"),
+        (_, _, Some(call)) => format!("{item}in {call}{for_long}"),
+        ("D", _, None) => format!("{item}in uninterruptible sleep{for_long}"),
+        _ => format!("{item}asleep{for_long}"),
     }
 }
 
@@ -382,7 +374,7 @@ mod tests {
     #[test]
     fn renders_lock_and_holder_per_line() {
         let s = 1_000_000_000;
-        let link = |lock, holder| Link { lock, holder };
+        let link = |lock, holder| Link { lock, file: None, holder };
         let server = link(Lock::Mutex, holder("server:7", "S", 12 * s, Some("fdatasync"), None));
         let worker = link(Lock::WorkItem, holder("kworker/u8:1:70", "D", 2 * s, None, Some("wb_workfn")));
         let behind = Chain { links: vec![server.clone(), worker], end: End::Free };
@@ -397,15 +389,18 @@ mod tests {
             ("down:9", alone(taken)),
         ];
         let names: Vec<String> = (10..20).map(|number| format!("client:{number}")).collect();
+        let mut locked = link(Lock::FileLock, holder("backup.sh:21", "S", 0, Some("wait4"), None));
+        locked.file = Some("/var/lib/app/lock".to_owned());
+        chains.push(("report-gen:22", alone(locked)));
         chains.extend(names.iter().map(|name| (name.as_str(), behind.clone())));
         let mut snapshot = snapshot(chains);
         let text = written(&snapshot, 10 * s);
         let (table, holders) = text.split_once("\nHolders").expect("a table, and holders");
-        assert_eq!(table.lines().count(), 17, "a heading and a row for each: {table}");
+        assert_eq!(table.lines().count(), 18, "a heading and a row for each: {table}");
         insta::assert_snapshot!(format!("\nHolders{holders}"));
         let none = "No thread has waited 61.0s or longer: ";
         let text = written(&snapshot, 61 * s);
-        assert_eq!(text, format!("{none}14 threads were off CPU, the longest for 60.0s\n"));
+        assert_eq!(text, format!("{none}15 threads were off CPU, the longest for 60.0s\n"));
         snapshot.stacks.truncate(1);
         snapshot.stacks[0].waits_for = None;
         let text = written(&snapshot, 61 * s);

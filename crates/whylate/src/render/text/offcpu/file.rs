@@ -4,11 +4,15 @@
 use std::io::{self, Write};
 use std::path::Path;
 
+use anyhow::Context as _;
 use whylate_model::Snapshot;
 use whylate_model::folded::{Root, lines, waiting};
+use whylate_model::units::printable;
 
 use super::{pprof, speedscope, svg, write_lines};
-use crate::render::json::write_line;
+use crate::files;
+use crate::json::write_line;
+use crate::render::extension::{Extension, chosen};
 
 /// Format of a profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,38 +28,30 @@ pub enum Form {
     Speedscope,
 }
 
-impl Form {
-    /// Chooses the format by the file's extension.
-    ///
-    /// # Errors
-    /// Fails if the extension is unknown.
-    pub fn from_path(path: &Path) -> anyhow::Result<Self> {
-        let name = path.to_string_lossy();
-        let forms = [
-            (".svg", Form::Svg),
-            (".folded", Form::Folded),
-            (".pb.gz", Form::Pprof),
-            (".speedscope.json", Form::Speedscope),
-            (".json", Form::Json),
-        ];
-        forms.into_iter().find(|(end, _)| name.ends_with(end)).map(|(_, form)| form).ok_or_else(|| {
-            anyhow::anyhow!("write to a file that ends in .svg, .folded, .pb.gz, .json or .speedscope.json, not {name}")
-        })
-    }
+/// Formats of a profile.
+pub const FORMS: [(Extension, Form); 5] = [
+    (Extension::Svg, Form::Svg),
+    (Extension::Folded, Form::Folded),
+    (Extension::Pprof, Form::Pprof),
+    (Extension::Speedscope, Form::Speedscope),
+    (Extension::Json, Form::Json),
+];
+/// Formats that can hold explained waits.
+pub const EXPLAINED: [(Extension, Form); 3] =
+    [(Extension::Svg, Form::Svg), (Extension::Folded, Form::Folded), (Extension::Json, Form::Json)];
 
-    /// Chooses the format for explained waits by the file's extension.
-    ///
-    /// # Errors
-    /// Fails if the format cannot hold explained waits.
-    pub fn from_path_explained(path: &Path) -> anyhow::Result<Self> {
-        match Form::from_path(path) {
-            Ok(form @ (Form::Svg | Form::Folded | Form::Json)) => Ok(form),
-            _ => Err(anyhow::anyhow!(
-                "with --why, write to a file that ends in .svg, .folded or .json, not {}",
-                path.to_string_lossy()
-            )),
-        }
-    }
+/// Draws folded lines, or writes them as they are.
+///
+/// # Errors
+/// Fails if the file cannot be written, or has another extension.
+pub fn write_folded(path: &Path, title: &str, unit: &str, lines: &[String]) -> anyhow::Result<()> {
+    let is_graph = chosen(path, &[(Extension::Svg, true), (Extension::Folded, false)])?;
+    let cannot = || format!("cannot write {}", printable(&path.to_string_lossy()));
+    let written = files::write(path, |out| match is_graph {
+        true => svg::write_lines(out, title, unit, lines),
+        false => write_lines(out, lines),
+    });
+    written.with_context(cannot)
 }
 
 /// Writes a snapshot in a format.
@@ -71,23 +67,4 @@ pub fn write(out: &mut dyn Write, form: Form, snapshot: &Snapshot, root: Root, h
         Form::Json => write_line(out, snapshot)?,
     }
     out.flush()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn extension_selects_format() {
-        let form = |name: &str| Form::from_path(Path::new(name)).ok();
-        assert_eq!(form("a/b.svg"), Some(Form::Svg));
-        assert_eq!(form("x.speedscope.json"), Some(Form::Speedscope));
-        assert_eq!(form("x.json"), Some(Form::Json));
-        assert_eq!(form("x.pb.gz"), Some(Form::Pprof));
-        assert_eq!(form("x.folded"), Some(Form::Folded));
-        assert_eq!(form("x.png"), None);
-        let explained = ["x.svg", "x.folded", "x.json", "x.pb.gz", "x.speedscope.json", "x.png"]
-            .map(|name| Form::from_path_explained(Path::new(name)).is_ok());
-        assert_eq!(explained, [true, true, true, false, false, false]);
-    }
 }

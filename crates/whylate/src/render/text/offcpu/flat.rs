@@ -7,7 +7,7 @@ use whylate_model::folded::{is_idle_kernel_thread, runnable, waiting};
 use whylate_model::units::format_ns;
 use whylate_model::{Histogram, Snapshot, WaitClass, Waker, WokenBy};
 
-use super::blocked::{UNINTERRUPTIBLE, is_blocked, is_idle};
+use super::threads::{UNINTERRUPTIBLE, is_blocked, is_idle};
 use super::{on_cpu, percent, sets_idle_kernel_threads_apart};
 use crate::render::text::table::Table;
 
@@ -40,13 +40,13 @@ struct Row {
 /// only threads that have waited that long and are not idle by design, those in uninterruptible sleep first.
 pub fn table(snapshot: &Snapshot, hide_idle: bool, blocked_ns: Option<u64>) -> Table {
     let has_wakers = snapshot.stacks.iter().any(|stack| stack.waker.is_some());
-    // A narrow terminal drops columns in the middle first.
     let waker = if has_wakers { ", <WOKEN BY" } else { "" };
     // A share or a sum of time says nothing about threads that wait now.
     let (share, waits) = if blocked_ns.is_some() { ("", "") } else { ("SHARE, TIME, ", "WAITS, ") };
     let columns =
         format!("{share}<S, <CLASS, <PROCESS, <THREAD, TID, {waits}THREADS, AGE-P50, AGE-MAX, <WHERE{waker}, <RULE");
-    let mut table = Table::new(&columns);
+    let table = Table::new(&columns);
+    let mut table = table.hiding_first("RULE, TID, AGE-P50, WAITS, THREADS, S, THREAD, AGE-MAX");
     // Not every backend counts waits.
     let has_waits = snapshot.stacks.iter().any(|stack| stack.waits > 0);
     let whole_ns: u64 = waiting(snapshot, hide_idle).map(|stack| stack.weight_ns).sum();

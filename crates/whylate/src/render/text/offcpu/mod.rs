@@ -9,6 +9,7 @@ pub mod flat;
 pub mod pprof;
 pub mod speedscope;
 pub mod svg;
+pub mod threads;
 pub mod tree;
 
 use std::io::{self, Write};

@@ -8,7 +8,7 @@ use serde_json::json;
 use whylate_model::Snapshot;
 use whylate_model::folded::{Root, frames, waiting};
 
-use crate::render::json::write_line;
+use crate::json::write_line;
 
 /// Writes a profile for each process, thread or cgroup (`root`); weights are nanoseconds.
 pub fn write(out: &mut dyn Write, snapshot: &Snapshot, root: Root, hide_idle: bool) -> io::Result<()> {

@@ -27,7 +27,7 @@ pub fn write(out: &mut dyn Write, snapshot: &Snapshot, root: Root, hide_idle: bo
     draw(out, options, &lines_with(waiting(snapshot, hide_idle), root, marked))
 }
 
-/// Writes the flame graph of frames with their nanoseconds, in the same colors.
+/// Writes the flame graph of frames with their nanoseconds, in the colors of [`write()`].
 ///
 /// # Errors
 /// Fails if the writer does, or if there are none.
@@ -35,7 +35,6 @@ pub fn write_frames(out: &mut dyn Write, title: &str, subtitle: &str, stacks: &[
     let mut colors = colors_of(stacks.iter().flat_map(|(frames, _)| frames.iter().cloned()));
     let mut options = options(title);
     options.subtitle = Some(subtitle.to_owned());
-    options.count_name = "ns".to_owned();
     options.palette_map = Some(&mut colors);
     let joined = |frames: &[Frame]| frames.iter().cloned().map(marked).collect::<Vec<_>>().join(";");
     let lines: Vec<String> = stacks.iter().map(|(frames, ns)| line(&joined(frames), *ns)).collect();

