@@ -93,7 +93,7 @@ impl Imported {
         let mut imported = Imported::default();
         // The text may include what surrounded it where it was copied.
         let procstat = Lines::new(text.as_bytes(), Procstat, text::LONGEST_LINE + 1)?;
-        if procstat.has_records() || text.lines().any(|line| Header::parse(line).is_some()) {
+        if procstat.has_records() || text.lines().any(Header::is_in) {
             imported.read_procstat(procstat, names)?;
         } else {
             let dump = Lines::new(text.as_bytes(), Dump, text::LONGEST_LINE + 1)?;
@@ -172,7 +172,8 @@ impl Imported {
                 continue;
             };
             self.cut += u64::from(!thread.has_end());
-            if let Some(last) = thread.frames.last_mut().filter(|_| lines.is_cut(&line)) {
+            let is_cut = lines.is_cut(&line) || thread.is_cut_in_first_frame();
+            if let Some(last) = thread.frames.last_mut().filter(|_| is_cut) {
                 *last = cut(last);
             }
             let Thread { process, name, frames } = thread;
@@ -208,14 +209,15 @@ impl Imported {
                     if file.is_empty() && frames.last().is_some_and(|before| dump::starts_next(&frame, before)) {
                         self.count_dump(&mut frames, &mut label, names)?;
                     }
-                    if frames.len() <= DEEPEST {
-                        frames.push(if is_cut { cut(&frame) } else { frame });
+                    let frame = if is_cut { cut(&frame) } else { frame };
+                    // The mark stands for one or more frames.
+                    if frames.len() <= DEEPEST && (frame != CUT || frames.last().is_none_or(|last| last != CUT)) {
+                        frames.push(frame);
                     }
                     continue;
                 }
                 Row::Address => {
                     self.cut += 1;
-                    // The mark stands for one or more frames.
                     if frames.last().is_none_or(|last| last != CUT) {
                         frames.push(CUT.to_owned());
                     }
@@ -244,7 +246,16 @@ impl Imported {
                 self.unread += u64::from(!is_header);
                 let path =
                     header.split_whitespace().find(|word| word.starts_with("/proc/") && word.ends_with("/stack"));
-                label = path.or(Some(header).filter(|header| !is_prose(header))).map(safe);
+                // A name that lacks its end is another thread's.
+                let has_ellipsis = ELLIPSES.iter().any(|ellipsis| header.ends_with(ellipsis));
+                let is_part = has_ellipsis || is_header || header.starts_with("==");
+                let lacks_end = is_part && !line.trim_end().ends_with("<==");
+                let is_cut = path.is_none() && lacks_end;
+                self.cut += u64::from(is_cut);
+                label = match path {
+                    _ if is_cut => Some(CUT.to_owned()),
+                    path => path.or(Some(header).filter(|header| !is_prose(header))).map(safe),
+                };
             }
         }
         self.undone = lines.undone();
@@ -341,13 +352,13 @@ impl Form for Folded {
 
 /// Returns whether a line has a prefix that was not undone.
 fn is_quoted(frames: &str) -> bool {
-    frames.starts_with('>') || frames.contains('\t') || frames.contains("=\"")
+    frames.starts_with(['>', '|']) || frames.contains('\t') || frames.contains("=\"")
 }
 
 /// Returns whether a line, or the text before its count, is a shell command or a sentence.
 fn is_prose(text: &str) -> bool {
     let words = || text.split_whitespace();
-    let has_prompt = || words().count() > 1 && words().take(2).any(|word| word.ends_with(['$', '#', '%']));
+    let has_prompt = || words().count() > 1 && words().take(8).any(|word| word.ends_with(['$', '#', '%']));
     // A sentence may end in a colon, and a log prefix contains colons.
     let has_colon = text.trim_end_matches(':').contains(':');
     let is_sentence = || words().count() > if has_colon { 6 } else { 3 } && !text.contains('(');

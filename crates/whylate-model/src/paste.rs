@@ -75,6 +75,11 @@ pub trait Form {
         one == other
     }
 
+    /// Returns whether a blank line ends a group of records. A terminal may have wrapped blanks at the end of a line.
+    fn is_ended_by_blanks(&self) -> bool {
+        false
+    }
+
     /// Returns whether the rest of a record may look like a record; it is a rest only if the previous line is full.
     fn is_rest_alike(&self) -> bool {
         false
@@ -292,12 +297,16 @@ impl<R: BufRead, F: Form> Lines<R, F> {
         if is_cut || lines.last().is_some_and(String::is_empty) {
             lines.pop();
         }
+        if self.form.is_ended_by_blanks() && wrap::has_wrapped_blanks(&lines) {
+            return Err(PasteError::Wrapped);
+        }
         lines.iter_mut().filter(|line| is_fence(line)).for_each(String::clear);
         while self.layers.len() < MAX_LAYERS {
             // A continued line is joined without the prefix of the next line.
+            let stamped = || Encoding::detect_around_stamps(&lines, |line| prefix::dated(line).is_some());
             let encoding = Encoding::detect_page(&lines).map(Layer::Encoding);
             let indent = || prefix::indent(&lines, &self.form).map(Layer::Prefix);
-            let layer = match encoding.or_else(indent) {
+            let layer = match encoding.or_else(indent).or_else(|| stamped().map(Layer::Encoding)) {
                 Some(layer) => Some(layer),
                 None => {
                     let prefix = prefix::detect(&lines, &self.form).map_err(PasteError::SeveralMachines)?;
@@ -305,6 +314,11 @@ impl<R: BufRead, F: Form> Lines<R, F> {
                 }
             };
             let Some(layer) = layer else { break };
+            if let Layer::Prefix(prefix) = &layer
+                && prefix::is_broken(prefix, &lines, &self.form)
+            {
+                return Err(PasteError::Wrapped);
+            }
             lines = layer.undo_all(&lines, self.longest);
             self.layers.push((layer, String::new()));
         }

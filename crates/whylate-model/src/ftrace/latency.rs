@@ -3,7 +3,7 @@
 //! records, and the stack at its end (print_trace_header() in kernel/trace/trace.c). Up to 2.6.2x the header lines have
 //! no `#`, and records have the caller in parentheses.
 
-use super::line::number;
+use super::line::{LONGEST_COMM, number};
 use super::place::SectionFunctions;
 use crate::text::function;
 use crate::{ActorName, Labels, LateEvent};
@@ -206,7 +206,7 @@ impl LatencyReader {
             }
             Some(Record::Call { function, irqs_off, at_us }) => {
                 if trace.comm.is_empty()
-                    && let Some((comm, tid)) = thread(line)
+                    && let Some((comm, tid)) = thread(line).filter(|(comm, _)| comm.chars().count() <= LONGEST_COMM)
                 {
                     (trace.comm, trace.tid) = (comm.to_owned(), tid);
                 }
@@ -226,10 +226,10 @@ impl LatencyReader {
         }
     }
 
-    /// Returns the current trace, unless its header ends before the latency.
+    /// Returns the current trace, unless its header ends before the latency, or its thread is unknown.
     pub fn finish(&mut self) -> Option<LatencyTrace> {
         let LatencyReader { open, has_latency, is_unended, .. } = std::mem::take(self);
-        open.filter(|_| has_latency && !is_unended)
+        open.filter(|trace| has_latency && !is_unended && (trace.tid != 0 || !trace.comm.is_empty()))
     }
 }
 

@@ -2,6 +2,7 @@
 //! Parser of dumps of Linux's `/proc/PID/stack`: one line per frame, innermost first.
 
 use super::safe;
+use crate::name::CUT;
 use crate::paste::{ELLIPSES, Form, Piece};
 use crate::text::function;
 
@@ -92,8 +93,11 @@ fn is_user_address(frame: &str) -> bool {
 /// file after another have nothing else between them.
 pub(super) fn starts_next(frame: &str, before: &str) -> bool {
     // `do_el0_svc` calls `el0_svc_common` (arm64).
-    let is_entry = |name: &str| {
-        name == "do_el0_svc" || is_user_address(name) || ENTRIES.iter().any(|entry| name.starts_with(entry))
+    let is_entry = |name: &str| match name.strip_suffix(CUT) {
+        Some(start) => {
+            !start.is_empty() && ENTRIES.iter().any(|entry| start.starts_with(entry) || entry.starts_with(start))
+        }
+        None => name == "do_el0_svc" || is_user_address(name) || ENTRIES.iter().any(|entry| name.starts_with(entry)),
     };
     // A fault may come while the kernel copies to or from user memory.
     let is_copy = |name: &str| COPIES.iter().any(|part| name.contains(part));
@@ -149,6 +153,10 @@ impl Form for Dump {
 
     fn can_continue(&self, line: &str) -> bool {
         line.trim_start().starts_with(|c: char| c.is_ascii_alphanumeric() || c == '_') && line.contains("0x")
+    }
+
+    fn is_ended_by_blanks(&self) -> bool {
+        true
     }
 
     fn is_same(&self, one: &str, other: &str) -> bool {

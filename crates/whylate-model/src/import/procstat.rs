@@ -50,14 +50,19 @@ impl Form for Procstat {
         line.split_whitespace().nth(1)
     }
 
-    /// Returns whether a line has only function names as FreeBSD writes them.
+    /// Returns whether a line has only function names as FreeBSD writes them, possibly after the rest of an offset.
     fn can_continue(&self, line: &str) -> bool {
         let is_function = |word: &str| {
             function(word).bytes().enumerate().all(|(at, byte)| {
                 byte.is_ascii_alphanumeric() && (at > 0 || !byte.is_ascii_digit()) || b"_.$+".contains(&byte)
             })
         };
-        line.split_whitespace().all(|word| is_function(word) || word.starts_with("0x"))
+        let mut words = line.split_whitespace();
+        words.all(|word| is_function(word) || word.starts_with("0x")) || {
+            let (first, rest) = first_word(line).unwrap_or_default();
+            first.bytes().all(|byte| byte.is_ascii_hexdigit())
+                && rest.split_whitespace().all(|word| is_function(word) && word.contains("+0x"))
+        }
     }
 }
 
@@ -70,6 +75,11 @@ pub(super) struct Header {
 }
 
 impl Header {
+    /// Returns whether a line has the header, whatever precedes it.
+    pub(super) fn is_in(line: &str) -> bool {
+        line.match_indices("PID").any(|(at, _)| Header::parse(&line[at..]).is_some())
+    }
+
     /// Parses the header line `  PID    TID COMM             TDNAME           KSTACK`.
     pub(super) fn parse(line: &str) -> Option<Self> {
         let mut words = line.split_whitespace();
@@ -98,6 +108,11 @@ impl Thread {
             return None;
         }
         let names = names.trim_start();
+        // A line number precedes the IDs: those of FreeBSD's threads start at 100000.
+        let is_tid = |word: &str| word.len() >= 6 && word.parse::<u32>().is_ok();
+        if !is_tid(tid) && first_word(names).is_some_and(|(word, _)| is_tid(word)) {
+            return None;
+        }
         // If the columns are not padded, the first frame is recognized by its name.
         let by_name = || {
             let mut words = names.match_indices(|c: char| !c.is_whitespace()).map(|(at, _)| at).filter(|&at| at > 0);
@@ -121,6 +136,11 @@ impl Thread {
         let frames = names[stack_at..].split_whitespace().map(|frame| safe(function(frame))).collect();
         let name = if name.is_empty() { "-" } else { name };
         Some(Thread { process: safe(process), name: safe(&squeezed(name)), frames })
+    }
+
+    /// Returns whether the only frame is a part of a name: no thread waits in another function than these.
+    pub(super) fn is_cut_in_first_frame(&self) -> bool {
+        self.frames.len() == 1 && !INNERMOST.contains(&self.frames[0].as_str()) && !self.has_end()
     }
 
     /// Returns whether the stack ends in a known outermost function, or other text stands in place of a stack.

@@ -345,3 +345,26 @@ proptest! {
         Thread::parse(&format!("1 2 {rest}"), &header);
     }
 }
+
+/// Two alterations of one text, where undoing only one of them gives wrong names.
+#[test]
+fn undoes_two_alterations_or_refuses() {
+    let read = |text: &str| Imported::read(text, Names::Thread).map(|read| read.lines(Order::RootFirst));
+    let numbered = "It happens since release 12\n\n     1\tPID    TID COMM   TDNAME KSTACK\n     2\t    0 100000 kernel a      \
+                    mi_switch _sleep btext\n\nThree times\n";
+    assert_eq!(read(numbered).expect("a stack"), ["kernel;a;btext;_sleep;mi_switch 1"]);
+    let returns = "=3D=3D> /proc/8/stack <=3D=3D=0D\n[<0>] a+0x1/0x2=0D\n[<ffffffffffffffff>] 0xffffffffffffffff=0D\n";
+    assert_eq!(read(returns).expect("a stack"), ["/proc/8/stack;a 1"]);
+    let escaped = "&gt; ==&amp;gt; /proc/8/stack &amp;lt;==\n&gt; [&amp;lt;0&amp;gt;] a+0x1/0x2\n";
+    assert_eq!(read(escaped).expect("a stack"), ["/proc/8/stack;a 1"]);
+    let quoted = "    | nginx;ep_poll;schedule 12\n    | my server;do_futex;schedule 3\n";
+    assert_eq!(read(quoted).expect("stacks"), ["my server;do_futex;schedule 3", "nginx;ep_poll;schedule 12"]);
+    let blanks = "[<0>] a+0x1/0x2\n\n\n\n[<0>] b+0x1/0x2\n\n\n\n[<0>] c+0x1/0x2\n\n\n\n";
+    assert_eq!(read(blanks).expect("a stack"), ["c;b;a 1"]);
+    let cut_header = "==> /proc/8/sta...\n[<0>] a+0x1/0x2\n";
+    assert_eq!(read(cut_header).expect("a stack"), ["[cut];a 1"]);
+    // Stamped and then wrapped: the rest of a record looks like another one.
+    let wrapped = "Nov 28 15:39:22 host kernel: my server;do_futex;fute\nx_wait;schedule 3\n\
+                   Nov 28 15:39:22 host kernel: nginx;ep_poll;schedule \n12\n";
+    assert!(matches!(read(wrapped), Err(ImportError::Paste(PasteError::Wrapped))), "{:?}", read(wrapped));
+}

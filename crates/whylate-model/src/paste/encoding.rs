@@ -24,8 +24,8 @@ pub(super) enum Encoding {
     Colors,
     /// Tabs in place of spaces.
     Tabs,
-    /// A blank line after each line.
-    Doubled,
+    /// So many blank lines after each line.
+    Doubled(usize),
 }
 
 impl Encoding {
@@ -35,13 +35,24 @@ impl Encoding {
             Encoding::Html => "HTML",
             Encoding::Colors => "colors of a terminal",
             Encoding::Tabs => "tabs",
-            Encoding::Doubled => "a blank line after each",
+            Encoding::Doubled(_) => "a blank line after each",
         }
     }
 
     /// Detects HTML by its tags in the head of a file.
     pub(super) fn detect_page(lines: &[String]) -> Option<Self> {
-        lines.iter().any(|line| has_closing_tag(line)).then_some(Encoding::Html)
+        // A page that was encoded as quoted-printable afterwards has its tags broken.
+        let is_encoded = || lines.iter().any(|line| line.contains("=3D\""));
+        (lines.iter().any(|line| has_closing_tag(line)) && !is_encoded()).then_some(Encoding::Html)
+    }
+
+    /// Detects quoted-printable text whose lines had stamps before they were encoded: their rests have none.
+    pub(super) fn detect_around_stamps(lines: &[String], has_stamp: impl Fn(&str) -> bool) -> Option<Self> {
+        let is_rest =
+            |two: &[String]| two[0].trim_end().ends_with('=') && !two[1].trim().is_empty() && !has_stamp(&two[1]);
+        let stamped = lines.iter().filter(|line| has_stamp(line)).count();
+        let are_broken = || stamped * 8 > lines.len() && lines.windows(2).any(is_rest);
+        (is_quoted_printable(lines) && are_broken()).then_some(Encoding::QuotedPrintable)
     }
 
     /// Detects the encoding of the head of a file.
@@ -63,6 +74,11 @@ impl Encoding {
                 return Some(Encoding::Colors);
             }
         }
+        // Quotation signs that a page shows stand before the soft breaks of quoted-printable.
+        let mut texts = lines.iter().filter(|line| !line.trim().is_empty()).peekable();
+        if texts.peek().is_some() && texts.all(|line| line.starts_with("&gt;") || line.starts_with("&#")) {
+            return Some(Encoding::Html);
+        }
         if is_quoted_printable(lines) {
             return Some(Encoding::QuotedPrintable);
         }
@@ -71,9 +87,12 @@ impl Encoding {
             let is_bare = |line: &String| without_tags(line).trim_start_matches(['>', ' ', '|']).contains(['<', '>']);
             let has_brackets = lines.iter().any(|line| {
                 let brackets = |line: &str| line.matches(['<', '>']).count();
-                let once = without_entities(line);
-                // Escaped twice, it is `&amp;lt;`.
-                brackets(&once) > brackets(line) || brackets(&without_entities(&once)) > brackets(line)
+                // Escaped twice, `<` is `&amp;lt;`.
+                let mut decoded = without_entities(line);
+                for _ in 1..super::MAX_LAYERS {
+                    decoded = without_entities(&decoded);
+                }
+                brackets(&decoded) > brackets(line)
             });
             if has_brackets && !lines.iter().any(is_bare) || gains(Encoding::Html) {
                 return Some(Encoding::Html);
@@ -82,7 +101,7 @@ impl Encoding {
         if lines.iter().any(|line| line.contains('\t')) && gains(Encoding::Tabs) {
             return Some(Encoding::Tabs);
         }
-        is_doubled(lines, form).then_some(Encoding::Doubled)
+        doubled(lines, form).map(Encoding::Doubled)
     }
 
     /// Decodes a line; returns false if it continues on the next one.
@@ -91,6 +110,10 @@ impl Encoding {
             Encoding::QuotedPrintable => {
                 // Blanks at the end of a line were added in transit.
                 let text = line.trim_end();
+                // Nothing continues on a blank line: it came in between later.
+                if text.is_empty() && !pending.is_empty() {
+                    return false;
+                }
                 let goes_on = text.strip_suffix('=');
                 pending.push_str(goes_on.unwrap_or(text));
                 if goes_on.is_some() && pending.len() < longest {
@@ -102,15 +125,12 @@ impl Encoding {
             Encoding::Html => *line = without_entities(&without_tags(line)),
             Encoding::Colors => *line = without_colors(line),
             Encoding::Tabs => *line = without_tabs(line),
-            // A non-empty `pending` means that a blank line is due.
-            Encoding::Doubled => {
-                let (is_due, is_blank) = (!pending.is_empty(), line.trim().is_empty());
-                pending.clear();
-                if is_due && is_blank {
+            // `pending` has the blank lines that are due.
+            Encoding::Doubled(blanks) => {
+                if !line.trim().is_empty() {
+                    *pending = "\n".repeat(blanks);
+                } else if pending.pop().is_some() {
                     return false;
-                }
-                if !is_blank {
-                    pending.push('\n');
                 }
             }
         }
@@ -142,10 +162,10 @@ fn is_quoted_printable(lines: &[String]) -> bool {
             match escaped(rest) {
                 // Encoders escape non-ASCII and control characters, `=`, blanks at the end of a line, and line starts
                 // that would end or alter a mail.
-                Some(b'=' | b'\t') => valid += 1,
+                Some(b'=' | b'\t' | b'\x1b') => valid += 1,
                 // A non-ASCII character in UTF-8 has several bytes.
                 Some(0x80..) if rest.get(2) == Some(&b'=') || at >= 3 && line[at - 3] == b'=' => valid += 1,
-                Some(b' ') if rest.len() == 2 => valid += 1,
+                Some(b' ' | b'\r') if rest.len() == 2 => valid += 1,
                 Some(b'.' | b'F') if at == 0 => valid += 1,
                 _ if rest.is_empty() && at > 0 && line[at - 1] != b'=' => valid += 1,
                 _ => invalid += 1,
@@ -202,17 +222,19 @@ fn without_tags(line: &str) -> String {
     text
 }
 
-/// Decodes entities once; the result is not decoded again.
+/// Decodes entities once; the result is not decoded again. One that is cut off at the end of the line may lack its
+/// semicolon.
 fn without_entities(line: &str) -> String {
     let mut text = String::with_capacity(line.len());
     let mut rest = line;
     while let Some((before, after)) = rest.split_once('&') {
         text.push_str(before);
-        let name = after.bytes().take(MAX_ENTITY_BYTES).position(|byte| byte == b';').map(|end| &after[..end]);
-        match name.and_then(|name| Some((name, entity(name)?))) {
-            Some((name, c)) => {
+        let end = after.bytes().take(MAX_ENTITY_BYTES).position(|byte| byte == b';');
+        let name = &after[..end.unwrap_or(after.len())];
+        match entity(name) {
+            Some(c) => {
                 text.push(c);
-                rest = &after[name.len() + 1..];
+                rest = after[name.len()..].trim_start_matches(';');
             }
             None => {
                 text.push('&');
@@ -239,13 +261,20 @@ fn entity(name: &str) -> Option<char> {
     }
 }
 
-/// Returns whether a blank line follows each line, except at the ends of the pasted text.
-fn is_doubled(lines: &[String], form: &impl Form) -> bool {
+/// Returns the number of blank lines that follow each line, except at the ends of the pasted text; `None` if there are none.
+fn doubled(lines: &[String], form: &impl Form) -> Option<usize> {
     let is_text = |line: &String| !line.trim().is_empty();
     let is_record = |line: &&String| form.piece(line).is_record();
-    lines.windows(2).filter(|two| two.iter().all(is_text)).count() <= 2
+    // Mail software indents the rest of a wrapped line.
+    let is_rest = |two: &[String]| two[1].starts_with("  ") && !two[0].starts_with("  ");
+    let is_doubled = lines.windows(2).filter(|two| two.iter().all(is_text) && !is_rest(two)).count() <= 2
         && lines.iter().filter(is_record).count() >= 2
-        && !lines.windows(2).any(|two| two.iter().all(|line| is_record(&line)))
+        && !lines.windows(2).any(|two| two.iter().all(|line| is_record(&line)) && !is_rest(two));
+    let blanks = lines
+        .split(|line| is_record(&line))
+        .skip(1)
+        .map(|between| between.iter().take_while(|line| !is_text(line)).count());
+    is_doubled.then(|| blanks.filter(|&blanks| blanks > 0).min().unwrap_or(1))
 }
 
 fn without_colors(line: &str) -> String {
@@ -256,7 +285,8 @@ fn without_colors(line: &str) -> String {
         let end = sequence.find(|c: char| ('\x40'..='\x7e').contains(&c));
         rest = end.map_or("", |end| &sequence[end + 1..]);
     }
-    text.push_str(rest);
+    // A sequence may be cut off after its first byte.
+    text.push_str(rest.trim_end_matches('\x1b'));
     text
 }
 

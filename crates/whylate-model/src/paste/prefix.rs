@@ -49,9 +49,10 @@ impl Prefix {
             Prefix::Patch => line.strip_prefix('+'),
             Prefix::Log { has_program } => log(line, *has_program),
             Prefix::Number { is_spaced } => {
-                number(line).map(|(_, rest)| if *is_spaced { without_space(rest) } else { rest })
+                let rest = number(line).map(|(_, rest)| if *is_spaced { without_space(rest) } else { rest });
+                rest.or_else(|| after_number_alone(line))
             }
-            Prefix::Counted => counted(line).map(|(_, rest)| rest),
+            Prefix::Counted => counted(line).map(|(_, rest)| rest).or_else(|| after_number_alone(line)),
             Prefix::Indent(blanks) => line.strip_prefix(blanks.as_str()),
             Prefix::File(name) => line.trim_start().strip_prefix(name.as_str())?.strip_prefix(':').map(without_space),
         }
@@ -107,7 +108,26 @@ pub(super) fn indent(lines: &[String], form: &impl Form) -> Option<Prefix> {
     let common = |line: &String| first.bytes().zip(line.bytes()).take_while(|(one, other)| one == other).count();
     let width = texts().map(|line| common(line).min(blanks(line))).min()?;
     let has_others = || texts().any(|line| form.piece(line) == Piece::Other);
-    (width > 0 && has_others()).then(|| Prefix::Indent(first[..width].to_owned()))
+    let are_quoted = || ['>', '|'].iter().any(|sign| texts().all(|line| line[width..].starts_with(*sign)));
+    (width > 0 && (has_others() || are_quoted())).then(|| Prefix::Indent(first[..width].to_owned()))
+}
+
+/// Returns whether records were wrapped after they got the prefix, so that some of their lines lack it, and these lines may
+/// be taken for other records.
+pub(super) fn is_broken(prefix: &Prefix, lines: &[String], form: &impl Form) -> bool {
+    let texts: Vec<Option<&str>> =
+        lines.iter().filter(|line| !line.trim().is_empty()).map(|line| prefix.strip(line)).collect();
+    let is_of_lines = matches!(prefix, Prefix::Quote { .. } | Prefix::Log { .. });
+    let has_prefix = |line: &String| prefix.strip(line).is_some();
+    let first = lines.iter().position(has_prefix).unwrap_or(lines.len());
+    let last = lines.iter().rposition(has_prefix).unwrap_or(0);
+    let has_blanks = || lines.get(first..=last).is_some_and(|lines| lines.iter().any(|line| line.trim().is_empty()));
+    let is_block = texts.iter().skip_while(|text| text.is_none()).is_sorted_by_key(Option::is_none);
+    // The prefix alone would become a blank line.
+    let is_alone = |two: &[Option<&str>]| two[0].is_some_and(|rest| rest.trim().is_empty()) && two[1].is_none();
+    is_of_lines
+        && (!is_block && (form.is_rest_alike() || form.is_ended_by_blanks() && has_blanks())
+            || texts.windows(2).filter(|two| is_alone(two)).count() >= 2)
 }
 
 /// Returns whether the prefix is certain: all records have it, or those with it are of several threads or are no lines
@@ -129,11 +149,21 @@ fn is_evident(prefix: &Prefix, lines: &[String], form: &impl Form) -> bool {
     }
     // No name starts with a date.
     let is_dated = matches!(prefix, Prefix::Log { .. });
-    let is_quote = matches!(prefix, Prefix::Quote { sign: '>', .. });
+    let is_quote = matches!(prefix, Prefix::Quote { .. });
     // If all text lines have it, records may be wrapped.
     let mut texts = lines.iter().filter(|line| !line.trim().is_empty());
+    // A record that was wrapped after it got its stamp is in several lines.
+    let (dated, others): (Vec<_>, Vec<_>) = lines
+        .iter()
+        .filter(|line| is_dated && !line.trim().is_empty())
+        .partition(|line| prefix.strip(line).is_some() && form.piece(line) == Piece::Other);
+    let are_wrapped =
+        dated.len() >= 2 && others.len() <= dated.len() * 3 && others.iter().all(|line| prefix.strip(line).is_none());
     let all_have = (is_dated || is_quote) && lines.len() >= 3 && texts.all(|line| prefix.strip(line).is_some());
-    all_have || gained >= 2 || with > 0 && (is_dated || without == 0 || gained > 0 || with >= 3 && subjects.len() >= 2)
+    all_have
+        || are_wrapped
+        || gained >= 2
+        || with > 0 && (is_dated || without == 0 || gained > 0 || with >= 3 && subjects.len() >= 2)
 }
 
 /// Returns the record after any further prefixes.
@@ -191,7 +221,7 @@ fn quote(line: &str, sign: char) -> Option<&str> {
 }
 
 /// Returns the text after a date or time of day.
-fn dated(line: &str) -> Option<&str> {
+pub(super) fn dated(line: &str) -> Option<&str> {
     let line = line.trim_start();
     date(line).or_else(|| bracketed_time(line))
 }
@@ -264,7 +294,7 @@ fn bracketed_time(text: &str) -> Option<&str> {
 fn program(text: &str) -> Option<&str> {
     let mut rest = text.trim_start();
     for _ in 0..2 {
-        let (word, after) = rest.split_at(rest.find(' ')?);
+        let (word, after) = rest.split_at(rest.find(' ').unwrap_or(rest.len()));
         if let Some(name) = word.strip_suffix(':') {
             let name = name.split('[').next().unwrap_or_default();
             return (!name.is_empty()
@@ -298,6 +328,12 @@ fn number(line: &str) -> Option<(u64, &str)> {
     Some((number.parse().ok()?, rest.strip_prefix([':', '|', '\u{2192}', ')', '\t'])?))
 }
 
+/// Returns the empty text of a numbered blank line without its trailing blanks.
+fn after_number_alone(line: &str) -> Option<&str> {
+    // The rest of a wrapped line is not padded.
+    (line.starts_with(' ') && line.trim().parse::<u64>().is_ok()).then_some("")
+}
+
 fn counted(line: &str) -> Option<(u64, &str)> {
     let trimmed = line.trim_start();
     let digits = trimmed.find(|c: char| !c.is_ascii_digit()).filter(|&digits| digits > 0)?;
@@ -326,10 +362,13 @@ fn are_numbered(lines: &[String], form: &impl Form) -> bool {
     }
 }
 
-/// Returns whether each number follows the previous one.
+/// Returns whether each number follows the previous one. Text around the numbered lines has no numbers.
 fn are_consecutive(lines: &[String], number: fn(&str) -> Option<(u64, &str)>) -> bool {
     let number_of = |line: &String| number(line).map(|(number, _)| number).or_else(|| line.trim().parse().ok());
     let numbers: Vec<Option<u64>> = lines.iter().filter(|line| !line.trim().is_empty()).map(number_of).collect();
+    let first = numbers.iter().position(Option::is_some).unwrap_or(0);
+    let last = numbers.iter().rposition(Option::is_some).map_or(0, |last| last + 1);
+    let numbers = &numbers[first..last];
     let follows = |two: &[Option<u64>]| matches!(two, [Some(one), Some(next)] if one.checked_add(1) == Some(*next));
     (numbers.len() >= 3 || numbers.len() == 2 && numbers[0] == Some(1)) && numbers.windows(2).all(follows)
 }

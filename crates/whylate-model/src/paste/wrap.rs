@@ -44,8 +44,9 @@ struct Evidence {
     /// Shortest and longest first line of records, and of their other lines, before a break.
     first: Option<(usize, usize)>,
     others: Option<(usize, usize)>,
-    /// Minimum indentation after a break.
+    /// Minimum indentation after a break, and of all records.
     indent: Option<usize>,
+    indent_of_all: Option<usize>,
     /// Whether a record starts with blanks, so that none were trimmed.
     has_blanks: bool,
     /// Breaks with both parts occurring elsewhere as words, and breaks with the joined parts occurring as one word.
@@ -96,7 +97,11 @@ impl Evidence {
 
     /// Returns whether lines were cut at an edge; otherwise between words.
     fn decide(&self, is_edge: bool, width: usize) -> Result<bool, Ambiguous> {
+        // Blanks at an edge may have been trimmed, so that only words make a whole record.
+        let is_maybe_edge = self.can_be_cut() && self.others.is_some_and(|(_, max)| max == width);
+        let is_by_words_only = self.only_words > 0 && self.differing == 0 && !is_maybe_edge;
         let is_any_way = self.whole > 0 && self.differing + self.only_edge == 0;
+        let is_any_way = is_any_way && (self.only_words == 0 || is_by_words_only);
         if is_any_way {
             return Ok(false);
         }
@@ -108,8 +113,8 @@ impl Evidence {
             return if is_by_edge { Ok(true) } else { Err(Ambiguous) };
         }
         let is_by_words = !self.can_be_cut()
-            || self.indent.is_some_and(|indent| indent >= 2)
-            || self.only_words > 0 && self.differing == 0
+            || self.indent.is_some_and(|indent| indent >= 2 && self.indent != self.indent_of_all)
+            || is_by_words_only
             || self.between == self.ends.len() as u64;
         if is_by_words { Ok(false) } else { Err(Ambiguous) }
     }
@@ -158,7 +163,9 @@ impl Wrap {
             0 => return Ok(None),
             _ => broken().copied().collect(),
         };
-        let mut evidence = Evidence::default();
+        let indents = lines.iter().filter(|line| !matches!(form.piece(line), Piece::Other));
+        let indents = indents.filter(|line| !line.trim().is_empty()).map(|line| line.len() - line.trim_start().len());
+        let mut evidence = Evidence { indent_of_all: indents.min(), ..Evidence::default() };
         let mut is_edge = true;
         for &group in &broken {
             let [by_word, by_edge, trimmed] = [word, edge, way(Joins::Trimmed)].map(|wrap| wrap.whole(group, form));
@@ -259,6 +266,17 @@ pub(super) fn edge(lines: &[String], form: &impl Form) -> Option<usize> {
     (widest().count() >= 2 && (do_differ || broken.any(|line| form.lacks_end(line)))).then_some(edge)
 }
 
+/// Minimum width of a terminal in which lines are wrapped.
+const MIN_EDGE: usize = 60;
+
+/// Returns whether lines of nothing but blanks follow full lines only: a terminal wrapped the blanks at their ends.
+pub(super) fn has_wrapped_blanks(lines: &[String]) -> bool {
+    let width = lines.iter().map(|line| line.chars().count()).max().unwrap_or(0);
+    let is_blank = |line: &String| !line.is_empty() && line.chars().all(|c| c == ' ');
+    let before: Vec<&String> = lines.windows(2).filter(|two| is_blank(&two[1])).map(|two| &two[0]).collect();
+    width >= MIN_EDGE && !before.is_empty() && before.iter().all(|line| line.chars().count() == width)
+}
+
 /// Returns whether a line may continue the record of the group.
 fn continues(form: &impl Form, group: &[String], line: &str) -> bool {
     let (Some(first), Some(last)) = (group.first(), group.last()) else { return false };
@@ -317,7 +335,9 @@ impl Joiner {
             _ => (first.clone(), 0),
         };
         // Optional rests of a record, or those of a format without visible record ends.
-        while let Some(line) = group.get(used + 1).filter(|line| self.wrap.is_full(&group[used], line)) {
+        let is_rest =
+            |used: usize, line: &String| self.wrap.is_full(&group[used], line) && !form.piece(line).is_record();
+        while let Some(line) = group.get(used + 1).filter(|line| is_rest(used, line)) {
             let mut longer = record.clone();
             self.wrap.join(&mut longer, &group[used], line);
             let is_better = match form.piece(&longer) {
