@@ -210,7 +210,7 @@ impl Imported {
                         self.count_dump(&mut frames, &mut label, names)?;
                     }
                     let frame = if is_cut { cut(&frame) } else { frame };
-                    // The mark stands for one or more frames.
+                    // One [`CUT`] stands for one or more frames.
                     if frames.len() <= DEEPEST && (frame != CUT || frames.last().is_none_or(|last| last != CUT)) {
                         frames.push(frame);
                     }
@@ -242,19 +242,23 @@ impl Imported {
             let header = line.trim().trim_start_matches("==>").trim_end_matches("<==").trim();
             if !header.is_empty() && Row::parse(&line) != Row::End {
                 // The next thread is named by its path, or in a header of tail(1); other text may be a part of a line.
-                let is_header = line.contains("/proc/") || line.contains("==>");
-                self.unread += u64::from(!is_header);
+                let is_tail = line.trim_start().starts_with("==>");
+                let has_tail_end = line.trim_end().ends_with("<==");
+                let is_whole_tail = is_tail && has_tail_end;
+                self.unread += u64::from(!is_tail && !line.contains("/proc/"));
                 let path =
                     header.split_whitespace().find(|word| word.starts_with("/proc/") && word.ends_with("/stack"));
-                // A name that lacks its end is another thread's.
+                // A truncated name could be that of another thread.
                 let has_ellipsis = ELLIPSES.iter().any(|ellipsis| header.ends_with(ellipsis));
-                let is_part = has_ellipsis || is_header || header.starts_with("==");
-                let lacks_end = is_part && !line.trim_end().ends_with("<==");
-                let is_cut = path.is_none() && lacks_end;
-                self.cut += u64::from(is_cut);
+                let is_bare_path = header.starts_with("/proc/") && !header.contains([' ', ':']);
+                let may_lack_part =
+                    is_tail != has_tail_end || header == "==" || !is_prose(header) && (has_ellipsis || is_bare_path);
                 label = match path {
-                    _ if is_cut => Some(CUT.to_owned()),
-                    path => path.or(Some(header).filter(|header| !is_prose(header))).map(safe),
+                    None if may_lack_part && !is_whole_tail => {
+                        self.cut += 1;
+                        Some(CUT.to_owned())
+                    }
+                    path => path.or(Some(header).filter(|header| is_whole_tail || !is_prose(header))).map(safe),
                 };
             }
         }

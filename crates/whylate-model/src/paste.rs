@@ -75,7 +75,8 @@ pub trait Form {
         one == other
     }
 
-    /// Returns whether a blank line ends a group of records. A terminal may have wrapped blanks at the end of a line.
+    /// Returns whether a blank line ends a group of records, so that trailing spaces wrapped by a terminal would split a
+    /// group.
     fn is_ended_by_blanks(&self) -> bool {
         false
     }
@@ -297,7 +298,7 @@ impl<R: BufRead, F: Form> Lines<R, F> {
         if is_cut || lines.last().is_some_and(String::is_empty) {
             lines.pop();
         }
-        if self.form.is_ended_by_blanks() && wrap::has_wrapped_blanks(&lines) {
+        if self.form.is_ended_by_blanks() && wrap::has_wrapped_blanks(&lines, &self.form) {
             return Err(PasteError::Wrapped);
         }
         lines.iter_mut().filter(|line| is_fence(line)).for_each(String::clear);

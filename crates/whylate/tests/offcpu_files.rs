@@ -23,7 +23,7 @@ use running::{Running, whylate};
 use rustix::process::Signal;
 use serde_json::Value;
 
-/// A program that sleeps in functions of its own names; a later release has other ones before these.
+/// A program whose sleeping functions are named after its release; the later release has more functions before them.
 const PROGRAM: &str = r#"
 #include <time.h>
 #define NAMED_(a, b) a##b
@@ -114,7 +114,7 @@ impl FileSystem {
         self.directory.path()
     }
 
-    /// Freezes it with `-f`, thaws it with `-u`.
+    /// Runs fsfreeze(8) on the mount point: `-f` freezes, `-u` thaws.
     fn fsfreeze(&self, option: &str) -> Result<()> {
         let status = Command::new("fsfreeze").arg(option).arg(self.path()).stderr(Stdio::null()).status()?;
         ensure!(status.success(), "fsfreeze {option} fails");
@@ -140,9 +140,9 @@ fn blocked_writers() -> Result<String> {
     Ok(String::from_utf8(output.stdout)?)
 }
 
-/// A writer sleeps in D state without a request of the disk; whoever thaws the file system ends its wait.
+/// A writer sleeps in D state without a disk request in flight, until a thread thaws the file system.
 #[test]
-fn frozen_file_system_is_named_and_whoever_thaws_it() -> Result<()> {
+fn frozen_file_system_and_thawing_thread_are_named() -> Result<()> {
     let Some(_lock) = lock_machine() else { return Ok(()) };
     let Some(files) = FileSystem::make()? else { return Ok(()) };
     let mut measuring = Running::start(&["offcpu", "--comm", "dd", "--why", "300ms", "--json"])?;

@@ -67,6 +67,11 @@ impl LatencyTrace {
         has_end && !self.stack.is_empty()
     }
 
+    /// Returns whether the header or a record names the section's thread.
+    pub fn has_thread(&self) -> bool {
+        self.tid != 0 || !self.comm.is_empty()
+    }
+
     /// Returns whether the section is a CPU's time offline: it went offline with interrupts disabled, and enables them
     /// when it comes online.
     pub fn is_cpu_coming_online(&self) -> bool {
@@ -226,10 +231,10 @@ impl LatencyReader {
         }
     }
 
-    /// Returns the current trace, unless its header ends before the latency, or its thread is unknown.
+    /// Returns the current trace, unless its header ends before the latency.
     pub fn finish(&mut self) -> Option<LatencyTrace> {
         let LatencyReader { open, has_latency, is_unended, .. } = std::mem::take(self);
-        open.filter(|trace| has_latency && !is_unended && (trace.tid != 0 || !trace.comm.is_empty()))
+        open.filter(|_| has_latency && !is_unended)
     }
 }
 

@@ -184,6 +184,10 @@ impl ImportState {
     }
 
     fn trace(&mut self, trace: &LatencyTrace, lates: &mut LateSink<'_>) {
+        if !trace.has_thread() {
+            (self.has_broken_heading, self.unreadable) = (true, self.unreadable + 1);
+            return;
+        }
         self.traces += 1;
         match self.capture.series.index(trace.labels()) {
             Some(index) => self.capture.series.section(index, trace.latency_ns),

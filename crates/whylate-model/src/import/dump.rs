@@ -67,6 +67,9 @@ const ENTRIES: [&str; 16] = [
     "__start_kernel",
 ];
 
+/// Minimum length of a truncated name that is taken for one of these.
+const MIN_ENTRY_BYTES: usize = 4;
+
 /// Parts of the names of functions that copy to or from user memory, some of them inline.
 const COPIES: [&str; 11] = [
     "user",
@@ -95,7 +98,8 @@ pub(super) fn starts_next(frame: &str, before: &str) -> bool {
     // `do_el0_svc` calls `el0_svc_common` (arm64).
     let is_entry = |name: &str| match name.strip_suffix(CUT) {
         Some(start) => {
-            !start.is_empty() && ENTRIES.iter().any(|entry| start.starts_with(entry) || entry.starts_with(start))
+            start.len() >= MIN_ENTRY_BYTES
+                && ENTRIES.iter().any(|entry| start.starts_with(entry) || entry.starts_with(start))
         }
         None => name == "do_el0_svc" || is_user_address(name) || ENTRIES.iter().any(|entry| name.starts_with(entry)),
     };

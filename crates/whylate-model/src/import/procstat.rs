@@ -50,7 +50,8 @@ impl Form for Procstat {
         line.split_whitespace().nth(1)
     }
 
-    /// Returns whether a line has only function names as FreeBSD writes them, possibly after the rest of an offset.
+    /// Returns whether a line has only function names as FreeBSD writes them, possibly preceded by the end of an
+    /// offset.
     fn can_continue(&self, line: &str) -> bool {
         let is_function = |word: &str| {
             function(word).bytes().enumerate().all(|(at, byte)| {
@@ -75,9 +76,9 @@ pub(super) struct Header {
 }
 
 impl Header {
-    /// Returns whether a line has the header, whatever precedes it.
+    /// Returns whether a line contains the header, possibly after a prefix.
     pub(super) fn is_in(line: &str) -> bool {
-        line.match_indices("PID").any(|(at, _)| Header::parse(&line[at..]).is_some())
+        line.match_indices("PID").take(8).any(|(at, _)| Header::parse(&line[at..]).is_some())
     }
 
     /// Parses the header line `  PID    TID COMM             TDNAME           KSTACK`.
@@ -108,7 +109,7 @@ impl Thread {
             return None;
         }
         let names = names.trim_start();
-        // A line number precedes the IDs: those of FreeBSD's threads start at 100000.
+        // TIDs of FreeBSD start at 100000: a smaller second number is a PID after a line number.
         let is_tid = |word: &str| word.len() >= 6 && word.parse::<u32>().is_ok();
         if !is_tid(tid) && first_word(names).is_some_and(|(word, _)| is_tid(word)) {
             return None;
@@ -138,7 +139,7 @@ impl Thread {
         Some(Thread { process: safe(process), name: safe(&squeezed(name)), frames })
     }
 
-    /// Returns whether the only frame is a part of a name: no thread waits in another function than these.
+    /// Returns whether the only frame is a truncated name: each complete stack starts with one of [`INNERMOST`].
     pub(super) fn is_cut_in_first_frame(&self) -> bool {
         self.frames.len() == 1 && !INNERMOST.contains(&self.frames[0].as_str()) && !self.has_end()
     }

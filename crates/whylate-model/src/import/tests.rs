@@ -346,9 +346,9 @@ proptest! {
     }
 }
 
-/// Two alterations of one text, where undoing only one of them gives wrong names.
+/// Texts altered twice: undoing one alteration alone would give wrong names.
 #[test]
-fn undoes_two_alterations_or_refuses() {
+fn two_alterations_are_undone_or_refused() {
     let read = |text: &str| Imported::read(text, Names::Thread).map(|read| read.lines(Order::RootFirst));
     let numbered = "It happens since release 12\n\n     1\tPID    TID COMM   TDNAME KSTACK\n     2\t    0 100000 kernel a      \
                     mi_switch _sleep btext\n\nThree times\n";
@@ -363,8 +363,42 @@ fn undoes_two_alterations_or_refuses() {
     assert_eq!(read(blanks).expect("a stack"), ["c;b;a 1"]);
     let cut_header = "==> /proc/8/sta...\n[<0>] a+0x1/0x2\n";
     assert_eq!(read(cut_header).expect("a stack"), ["[cut];a 1"]);
-    // Stamped and then wrapped: the rest of a record looks like another one.
+    // Timestamped, then wrapped: a continuation line looks like a record.
     let wrapped = "Nov 28 15:39:22 host kernel: my server;do_futex;fute\nx_wait;schedule 3\n\
                    Nov 28 15:39:22 host kernel: nginx;ep_poll;schedule \n12\n";
     assert!(matches!(read(wrapped), Err(ImportError::Paste(PasteError::Wrapped))), "{:?}", read(wrapped));
+}
+
+/// Files that no program has altered, with something that looks like an alteration.
+#[test]
+fn good_files_are_not_taken_for_altered_ones() {
+    let read = |text: &str| {
+        let read = Imported::read(text, Names::Process).unwrap_or_else(|error| panic!("{error}: {text}"));
+        (read.lines(Order::RootFirst), read.cut, read.undone)
+    };
+    let lines = |lines: &[&str]| lines.iter().map(|&line| line.to_owned()).collect::<Vec<_>>();
+    let page = "nginx;std::vector&lt;int&gt;;malloc 4\nswapper;&lt;idle&gt;;schedule 3\n";
+    assert_eq!(read(page).0, lines(&["nginx;std::vector<int>;malloc 4", "swapper;<idle>;schedule 3"]));
+    let stack = "[<0>] futex_wait+0x1/0x2\n[<0>] entry_SYSCALL_64_after_hwframe+0x76/0x7e\n";
+    let headed = |headers: [&str; 2]| read(&format!("{}\n{stack}{}\n{stack}", headers[0], headers[1]));
+    let of = |label: &str| format!("{label};entry_SYSCALL_64_after_hwframe;futex_wait 1");
+    for headers in [["=== 812 ===", "=== 909 ==="], ["== nginx ==", "== sshd =="], ["15:39:22", "15:39:23"]] {
+        assert_eq!(headed(headers), (headers.map(of).to_vec(), 0, Vec::new()));
+    }
+    let prompt = format!("$ cat /proc/$(pidof nginx)/stack\n{stack}");
+    assert_eq!(read(&prompt).1, 0);
+    // A web page's blank line after a sentence.
+    let prose = format!("I ran cat /proc/4711/stack as root and this is what it printed:\n\u{a0}\n{stack}");
+    assert_eq!(read(&prose).0, vec![of("/proc/4711/stack")]);
+    // A soft break before an empty line ends the line.
+    let soft = "=3D=3D> /proc/1/stack <=3D=3D\n[<0>] a+0x1/0x2=\n\n=3D=3D> /proc/2/stack <=3D=3D\n[<0>] b+0x1/0x2\n";
+    assert_eq!(read(soft).0, lines(&["/proc/1/stack;a 1", "/proc/2/stack;b 1"]));
+    let replies = "> [<0>] a+0x1/0x2\n>\n\nYes.\n\n> [<0>] b+0x1/0x2\n>\n\nNo.\n";
+    assert_eq!(read(replies).0.len(), 2);
+    let two = "  PID    TID COMM TDNAME KSTACK\n12345 100100 nginx - mi_switch _sleep fast_syscall_common\n    6 100042 \
+               pagedaemon - mi_switch _sleep fork_trampoline\n";
+    assert_eq!(read(two).2, lines(&[]));
+    // Separators of lines in Unicode are blanks of several bytes.
+    let separators = "  \u{2028}[<0>] a+0x1/0x2\n  \u{2029}[<0>] b+0x1/0x2\n";
+    assert_eq!(read(separators).0.len(), 1);
 }

@@ -24,7 +24,7 @@ pub(super) enum Encoding {
     Colors,
     /// Tabs in place of spaces.
     Tabs,
-    /// So many blank lines after each line.
+    /// The given number of blank lines after each line.
     Doubled(usize),
 }
 
@@ -35,7 +35,7 @@ impl Encoding {
             Encoding::Html => "HTML",
             Encoding::Colors => "colors of a terminal",
             Encoding::Tabs => "tabs",
-            Encoding::Doubled(_) => "a blank line after each",
+            Encoding::Doubled(_) => "blank lines between lines",
         }
     }
 
@@ -46,7 +46,7 @@ impl Encoding {
         (lines.iter().any(|line| has_closing_tag(line)) && !is_encoded()).then_some(Encoding::Html)
     }
 
-    /// Detects quoted-printable text whose lines had stamps before they were encoded: their rests have none.
+    /// Detects quoted-printable encoding of a log: only the first part of a soft-broken line has a timestamp.
     pub(super) fn detect_around_stamps(lines: &[String], has_stamp: impl Fn(&str) -> bool) -> Option<Self> {
         let is_rest =
             |two: &[String]| two[0].trim_end().ends_with('=') && !two[1].trim().is_empty() && !has_stamp(&two[1]);
@@ -74,10 +74,18 @@ impl Encoding {
                 return Some(Encoding::Colors);
             }
         }
-        // Quotation signs that a page shows stand before the soft breaks of quoted-printable.
-        let mut texts = lines.iter().filter(|line| !line.trim().is_empty()).peekable();
-        if texts.peek().is_some() && texts.all(|line| line.starts_with("&gt;") || line.starts_with("&#")) {
+        // Escaped quotation signs at line starts must be decoded before soft line breaks are joined.
+        let is_escaped = |line: &&String| {
+            (line.starts_with("&gt;") || line.starts_with("&#")) && without_entities(line) != line.as_str()
+        };
+        let texts = || lines.iter().filter(|line| !line.trim().is_empty());
+        if texts().next().is_some() && texts().all(|line| is_escaped(&line)) {
             return Some(Encoding::Html);
+        }
+        // Blank lines that were added after the encoding stand between the parts of a soft-broken line.
+        let is_spaced_out = || lines.windows(2).all(|two| two.iter().any(|line| line.trim().is_empty()));
+        if texts().count() >= 4 && is_quoted_printable(lines) && is_spaced_out() {
+            return Some(Encoding::Doubled(1));
         }
         if is_quoted_printable(lines) {
             return Some(Encoding::QuotedPrintable);
@@ -110,10 +118,6 @@ impl Encoding {
             Encoding::QuotedPrintable => {
                 // Blanks at the end of a line were added in transit.
                 let text = line.trim_end();
-                // Nothing continues on a blank line: it came in between later.
-                if text.is_empty() && !pending.is_empty() {
-                    return false;
-                }
                 let goes_on = text.strip_suffix('=');
                 pending.push_str(goes_on.unwrap_or(text));
                 if goes_on.is_some() && pending.len() < longest {
@@ -125,7 +129,7 @@ impl Encoding {
             Encoding::Html => *line = without_entities(&without_tags(line)),
             Encoding::Colors => *line = without_colors(line),
             Encoding::Tabs => *line = without_tabs(line),
-            // `pending` has the blank lines that are due.
+            // `pending` has one newline for each blank line still to be removed.
             Encoding::Doubled(blanks) => {
                 if !line.trim().is_empty() {
                     *pending = "\n".repeat(blanks);
@@ -222,8 +226,7 @@ fn without_tags(line: &str) -> String {
     text
 }
 
-/// Decodes entities once; the result is not decoded again. One that is cut off at the end of the line may lack its
-/// semicolon.
+/// Decodes entities once. An entity at the end of a truncated line may lack its semicolon.
 fn without_entities(line: &str) -> String {
     let mut text = String::with_capacity(line.len());
     let mut rest = line;
@@ -234,7 +237,8 @@ fn without_entities(line: &str) -> String {
         match entity(name) {
             Some(c) => {
                 text.push(c);
-                rest = after[name.len()..].trim_start_matches(';');
+                let tail = &after[name.len()..];
+                rest = tail.strip_prefix(';').unwrap_or(tail);
             }
             None => {
                 text.push('&');
@@ -261,12 +265,13 @@ fn entity(name: &str) -> Option<char> {
     }
 }
 
-/// Returns the number of blank lines that follow each line, except at the ends of the pasted text; `None` if there are none.
+/// Returns how many blank lines follow each line, except at the ends of the pasted text; `None` if the lines are not
+/// spaced out.
 fn doubled(lines: &[String], form: &impl Form) -> Option<usize> {
     let is_text = |line: &String| !line.trim().is_empty();
     let is_record = |line: &&String| form.piece(line).is_record();
     // Mail software indents the rest of a wrapped line.
-    let is_rest = |two: &[String]| two[1].starts_with("  ") && !two[0].starts_with("  ");
+    let is_rest = |two: &[String]| two[1].starts_with("  ") && !two[0].starts_with("  ") && !is_record(&&two[1]);
     let is_doubled = lines.windows(2).filter(|two| two.iter().all(is_text) && !is_rest(two)).count() <= 2
         && lines.iter().filter(is_record).count() >= 2
         && !lines.windows(2).any(|two| two.iter().all(|line| is_record(&line)) && !is_rest(two));
@@ -274,7 +279,7 @@ fn doubled(lines: &[String], form: &impl Form) -> Option<usize> {
         .split(|line| is_record(&line))
         .skip(1)
         .map(|between| between.iter().take_while(|line| !is_text(line)).count());
-    is_doubled.then(|| blanks.filter(|&blanks| blanks > 0).min().unwrap_or(1))
+    blanks.filter(|&blanks| blanks > 0).min().filter(|_| is_doubled)
 }
 
 fn without_colors(line: &str) -> String {

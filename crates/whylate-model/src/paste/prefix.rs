@@ -18,8 +18,9 @@ pub(super) enum Prefix {
     Patch,
     /// `[   12.345678] `, `2026-11-28T15:39:22+0000 `; `Nov 28 15:39:22 host kernel: ` with `has_program`.
     Log { has_program: bool },
-    /// `12:`, `12|` and similar; `is_spaced` if a space follows in each line.
-    Number { is_spaced: bool },
+    /// `12:`, `12|` and similar; `is_spaced` if a space follows in each line, `has_all` if each line has one, blank lines
+    /// perhaps the number alone.
+    Number { is_spaced: bool, has_all: bool },
     /// Consecutive numbers followed by spaces.
     Counted,
     /// `trace.dat: `: one file name on each line.
@@ -48,9 +49,9 @@ impl Prefix {
             }
             Prefix::Patch => line.strip_prefix('+'),
             Prefix::Log { has_program } => log(line, *has_program),
-            Prefix::Number { is_spaced } => {
+            Prefix::Number { is_spaced, has_all } => {
                 let rest = number(line).map(|(_, rest)| if *is_spaced { without_space(rest) } else { rest });
-                rest.or_else(|| after_number_alone(line))
+                rest.or_else(|| after_number_alone(line).filter(|_| *has_all))
             }
             Prefix::Counted => counted(line).map(|(_, rest)| rest).or_else(|| after_number_alone(line)),
             Prefix::Indent(blanks) => line.strip_prefix(blanks.as_str()),
@@ -72,7 +73,8 @@ pub(super) fn detect(lines: &[String], form: &impl Form) -> Result<Option<Prefix
             return Ok(Some(prefix));
         }
     }
-    let numbers = Prefix::Number { is_spaced: is_spaced(&|line| number(line).map(|(_, rest)| rest)) };
+    let is_spaced = is_spaced(&|line| number(line).map(|(_, rest)| rest));
+    let numbers = Prefix::Number { is_spaced, has_all: are_consecutive(lines, number) };
     let is_listing = || {
         let rests = || lines.iter().filter_map(|line| numbers.strip(line));
         let is_record = |line: &&str| form.piece(line).is_record();
@@ -95,7 +97,7 @@ pub(super) fn detect(lines: &[String], form: &impl Form) -> Result<Option<Prefix
 
 /// Detects the blanks at the start of each line, if some lines may be continuations.
 pub(super) fn indent(lines: &[String], form: &impl Form) -> Option<Prefix> {
-    let blanks = |line: &'_ String| line.len() - line.trim_start().len();
+    let blanks = |line: &'_ String| line.len() - line.trim_start_matches([' ', '\t']).len();
     let is_indented = |line: &String| line.starts_with("  ") || line.starts_with('\t');
     let is_blank = |line: &String| line.trim().is_empty() || is_fence(line);
     // Surrounding text need not be indented.
@@ -109,25 +111,31 @@ pub(super) fn indent(lines: &[String], form: &impl Form) -> Option<Prefix> {
     let width = texts().map(|line| common(line).min(blanks(line))).min()?;
     let has_others = || texts().any(|line| form.piece(line) == Piece::Other);
     let are_quoted = || ['>', '|'].iter().any(|sign| texts().all(|line| line[width..].starts_with(*sign)));
-    (width > 0 && (has_others() || are_quoted())).then(|| Prefix::Indent(first[..width].to_owned()))
+    let have_soft_breaks = || texts().any(|line| line.trim_end().ends_with('='));
+    (width > 0 && (has_others() || are_quoted() || have_soft_breaks()))
+        .then(|| Prefix::Indent(first[..width].to_owned()))
 }
 
-/// Returns whether records were wrapped after they got the prefix, so that some of their lines lack it, and these lines may
-/// be taken for other records.
+/// Returns whether lines were wrapped after the prefix was added: continuation lines lack the prefix and may be mistaken
+/// for records.
 pub(super) fn is_broken(prefix: &Prefix, lines: &[String], form: &impl Form) -> bool {
-    let texts: Vec<Option<&str>> =
-        lines.iter().filter(|line| !line.trim().is_empty()).map(|line| prefix.strip(line)).collect();
-    let is_of_lines = matches!(prefix, Prefix::Quote { .. } | Prefix::Log { .. });
+    if !matches!(prefix, Prefix::Quote { .. } | Prefix::Log { .. }) {
+        return false;
+    }
+    let is_blank = |line: &String| line.trim().is_empty();
     let has_prefix = |line: &String| prefix.strip(line).is_some();
     let first = lines.iter().position(has_prefix).unwrap_or(lines.len());
     let last = lines.iter().rposition(has_prefix).unwrap_or(0);
-    let has_blanks = || lines.get(first..=last).is_some_and(|lines| lines.iter().any(|line| line.trim().is_empty()));
-    let is_block = texts.iter().skip_while(|text| text.is_none()).is_sorted_by_key(Option::is_none);
-    // The prefix alone would become a blank line.
-    let is_alone = |two: &[Option<&str>]| two[0].is_some_and(|rest| rest.trim().is_empty()) && two[1].is_none();
-    is_of_lines
-        && (!is_block && (form.is_rest_alike() || form.is_ended_by_blanks() && has_blanks())
-            || texts.windows(2).filter(|two| is_alone(two)).count() >= 2)
+    let between = lines.get(first..=last).unwrap_or_default();
+    let continues = |two: &&[String]| has_prefix(&two[0]) && !has_prefix(&two[1]) && !is_blank(&two[1]);
+    let has_blanks = || between.iter().any(is_blank);
+    // Stripping a line that is only prefixes leaves a blank line, which would end the stack.
+    let is_blank_behind =
+        |rest: &str| rest.trim().is_empty() || log(rest, false).is_some_and(|rest| rest.trim().is_empty());
+    let is_alone = |two: &&[String]| prefix.strip(&two[0]).is_some_and(is_blank_behind);
+    let may_mislead = form.is_rest_alike() || form.is_ended_by_blanks() && has_blanks();
+    may_mislead && between.windows(2).any(|two| continues(&two))
+        || lines.windows(2).filter(continues).filter(is_alone).count() >= 2
 }
 
 /// Returns whether the prefix is certain: all records have it, or those with it are of several threads or are no lines
@@ -152,11 +160,11 @@ fn is_evident(prefix: &Prefix, lines: &[String], form: &impl Form) -> bool {
     let is_quote = matches!(prefix, Prefix::Quote { .. });
     // If all text lines have it, records may be wrapped.
     let mut texts = lines.iter().filter(|line| !line.trim().is_empty());
-    // A record that was wrapped after it got its stamp is in several lines.
-    let (dated, others): (Vec<_>, Vec<_>) = lines
-        .iter()
-        .filter(|line| is_dated && !line.trim().is_empty())
-        .partition(|line| prefix.strip(line).is_some() && form.piece(line) == Piece::Other);
+    // A log line that was wrapped has its timestamp only on its first part.
+    let (dated, others): (Vec<_>, Vec<_>) =
+        lines.iter().filter(|line| is_dated && !line.trim().is_empty()).partition(|line| {
+            prefix.strip(line).is_some_and(|rest| !rest.trim().is_empty()) && form.piece(line) == Piece::Other
+        });
     let are_wrapped =
         dated.len() >= 2 && others.len() <= dated.len() * 3 && others.iter().all(|line| prefix.strip(line).is_none());
     let all_have = (is_dated || is_quote) && lines.len() >= 3 && texts.all(|line| prefix.strip(line).is_some());
@@ -164,6 +172,11 @@ fn is_evident(prefix: &Prefix, lines: &[String], form: &impl Form) -> bool {
         || are_wrapped
         || gained >= 2
         || with > 0 && (is_dated || without == 0 || gained > 0 || with >= 3 && subjects.len() >= 2)
+}
+
+/// Returns whether a line has a record, possibly after prefixes.
+pub(super) fn has_record(line: &str, form: &impl Form) -> bool {
+    after_prefixes(line, form, MAX_LAYERS).is_some()
 }
 
 /// Returns the record after any further prefixes.
@@ -177,7 +190,7 @@ fn after_prefixes<'a>(line: &'a str, form: &impl Form, layers: usize) -> Option<
         Prefix::Log { has_program: true },
         Prefix::Log { has_program: false },
         Prefix::Patch,
-        Prefix::Number { is_spaced: true },
+        Prefix::Number { is_spaced: true, has_all: false },
     ];
     let mut rests = kinds.iter().filter_map(|kind| kind.strip(line));
     if layers > 0 { rests.find_map(|rest| after_prefixes(rest, form, layers - 1)) } else { None }
@@ -328,9 +341,8 @@ fn number(line: &str) -> Option<(u64, &str)> {
     Some((number.parse().ok()?, rest.strip_prefix([':', '|', '\u{2192}', ')', '\t'])?))
 }
 
-/// Returns the empty text of a numbered blank line without its trailing blanks.
+/// Returns the empty rest of a line that is only a padded line number.
 fn after_number_alone(line: &str) -> Option<&str> {
-    // The rest of a wrapped line is not padded.
     (line.starts_with(' ') && line.trim().parse::<u64>().is_ok()).then_some("")
 }
 

@@ -101,7 +101,7 @@ fn decodes_entities_and_colors() {
 fn decodes_numeric_entities_and_doubled_lines() {
     let page = EVENTS.map(|line| line.replace('<', "&#60;").replace('>', "&#x3E;")).join("\n\n");
     let (lines, undone) = read(&page);
-    assert_eq!(undone, ["HTML", "a blank line after each"]);
+    assert_eq!(undone, ["HTML", "blank lines between lines"]);
     assert_eq!(
         lines.iter().filter(|line| !line.trim().is_empty()).collect::<Vec<_>>(),
         EVENTS.iter().collect::<Vec<_>>()

@@ -4,6 +4,7 @@
 use std::collections::{HashSet, VecDeque};
 
 use super::encoding::without_tabs;
+use super::prefix::has_record;
 use super::{Form, Piece};
 
 /// Maximum number of lines of a record.
@@ -44,8 +45,9 @@ struct Evidence {
     /// Shortest and longest first line of records, and of their other lines, before a break.
     first: Option<(usize, usize)>,
     others: Option<(usize, usize)>,
-    /// Minimum indentation after a break, and of all records.
+    /// Minimum indentation of continuation lines.
     indent: Option<usize>,
+    /// Minimum indentation of records and headers.
     indent_of_all: Option<usize>,
     /// Whether a record starts with blanks, so that none were trimmed.
     has_blanks: bool,
@@ -97,7 +99,7 @@ impl Evidence {
 
     /// Returns whether lines were cut at an edge; otherwise between words.
     fn decide(&self, is_edge: bool, width: usize) -> Result<bool, Ambiguous> {
-        // Blanks at an edge may have been trimmed, so that only words make a whole record.
+        // Spaces trimmed at the edge can make a record that was cut there look complete only when joined by words.
         let is_maybe_edge = self.can_be_cut() && self.others.is_some_and(|(_, max)| max == width);
         let is_by_words_only = self.only_words > 0 && self.differing == 0 && !is_maybe_edge;
         let is_any_way = self.whole > 0 && self.differing + self.only_edge == 0;
@@ -266,15 +268,17 @@ pub(super) fn edge(lines: &[String], form: &impl Form) -> Option<usize> {
     (widest().count() >= 2 && (do_differ || broken.any(|line| form.lacks_end(line)))).then_some(edge)
 }
 
-/// Minimum width of a terminal in which lines are wrapped.
+/// Minimum width of a terminal that wraps lines, in columns.
 const MIN_EDGE: usize = 60;
 
-/// Returns whether lines of nothing but blanks follow full lines only: a terminal wrapped the blanks at their ends.
-pub(super) fn has_wrapped_blanks(lines: &[String]) -> bool {
+/// Returns whether every line of only spaces follows a record of full width: a terminal wrapped trailing spaces.
+pub(super) fn has_wrapped_blanks(lines: &[String], form: &impl Form) -> bool {
     let width = lines.iter().map(|line| line.chars().count()).max().unwrap_or(0);
     let is_blank = |line: &String| !line.is_empty() && line.chars().all(|c| c == ' ');
     let before: Vec<&String> = lines.windows(2).filter(|two| is_blank(&two[1])).map(|two| &two[0]).collect();
-    width >= MIN_EDGE && !before.is_empty() && before.iter().all(|line| line.chars().count() == width)
+    // The record may be behind a prefix.
+    let is_full = |line: &&String| line.chars().count() == width && has_record(line, form);
+    width >= MIN_EDGE && !before.is_empty() && before.iter().all(is_full)
 }
 
 /// Returns whether a line may continue the record of the group.

@@ -207,10 +207,29 @@ pub fn wait_until_it_measures(pid: u32) {
     let deadline = Instant::now() + TIMEOUT;
     while calm < if held > 0 { 4 } else { 20 } && Instant::now() < deadline {
         sleep(Duration::from_millis(50));
-        let Ok(entries) = fs::read_dir(format!("/proc/{pid}/fd")) else { return };
-        let links = entries.flatten().filter_map(|entry| fs::read_link(entry.path()).ok());
-        let now = links.filter(|to| ["bpf", "perf_event"].iter().any(|of| to.to_string_lossy().contains(of))).count();
+        let Some(now) = kernel_objects(pid) else { return };
         calm = if now == held { calm + 1 } else { 0 };
         held = now;
     }
+}
+
+fn kernel_objects(pid: u32) -> Option<usize> {
+    let entries = fs::read_dir(format!("/proc/{pid}/fd")).ok()?;
+    let links = entries.flatten().filter_map(|entry| fs::read_link(entry.path()).ok());
+    Some(links.filter(|to| ["bpf", "perf_event"].iter().any(|of| to.to_string_lossy().contains(of))).count())
+}
+
+/// Returns when the process, with its kernel objects made, first waits for the end of its span, or exits.
+pub fn measures_since(pid: u32) -> Instant {
+    let deadline = Instant::now() + TIMEOUT;
+    while Instant::now() < deadline {
+        // poll(2) on x86-64; ppoll(2) there and in the generic table.
+        let Ok(call) = fs::read_to_string(format!("/proc/{pid}/syscall")) else { break };
+        let waits = ["7 ", "271 ", "73 "].iter().any(|poll| call.starts_with(poll));
+        if waits && kernel_objects(pid).is_none_or(|objects| objects > 0) {
+            break;
+        }
+        sleep(Duration::from_millis(10));
+    }
+    Instant::now()
 }

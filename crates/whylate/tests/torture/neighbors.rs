@@ -26,8 +26,9 @@ const USER: &str = "65534";
 /// Limits of whylate beside any neighbor.
 const MAX_MEMORY_KB: u64 = 200 << 10;
 const MAX_DESCRIPTORS: usize = 1_024;
-/// Maximum delay of an answer after its span, including startup.
-const ANSWER: Duration = Duration::from_secs(3);
+/// Maximum delay after the measured span: of a program's answer, and of an overview or the end of a recording.
+const ANSWER: Duration = Duration::from_secs(2);
+const END: Duration = Duration::from_secs(3);
 /// A recording of this length has at least this many snapshots of each source.
 const SPAN: &str = "8s";
 const MIN_SNAPSHOTS: usize = 7;
@@ -106,16 +107,17 @@ type Row = fn(&Neighbors) -> Result<()>;
 struct Run {
     memory_kb: u64,
     descriptors: usize,
-    elapsed: Duration,
+    /// Time since it began to measure.
+    measured: Duration,
     stdout: Vec<u8>,
 }
 
 /// Runs whylate to its end and watches its memory and descriptors.
 fn run(exercise: &mut Exercise, words: &[&str]) -> Result<Option<Run>> {
-    let began = Instant::now();
     let child = exercise.start(words)?;
     let (pid, has_ended) = (child.id(), AtomicBool::new(false));
-    let (output, (memory_kb, descriptors)) = thread::scope(|scope| {
+    let (output, (memory_kb, descriptors), measured) = thread::scope(|scope| {
+        let measures = scope.spawn(|| crate::exercise::measures_since(pid));
         let watched = scope.spawn(|| {
             let mut most = (0, 0);
             while !has_ended.load(Ordering::Relaxed) {
@@ -130,26 +132,30 @@ fn run(exercise: &mut Exercise, words: &[&str]) -> Result<Option<Run>> {
         });
         let output = exercise.finish(child, &format!("{words:?}"));
         has_ended.store(true, Ordering::Relaxed);
-        (output, watched.join().unwrap_or_default())
+        let measured = measures.join().map_or(Duration::ZERO, |since| since.elapsed());
+        (output, watched.join().unwrap_or_default(), measured)
     });
     let Some(output) = output? else { return Ok(None) };
     if !output.status.success() {
         exercise.wrong(&format!("{words:?}: {}: {}", output.status, String::from_utf8_lossy(&output.stderr)));
     }
-    Ok(Some(Run { memory_kb, descriptors, elapsed: began.elapsed(), stdout: output.stdout }))
+    Ok(Some(Run { memory_kb, descriptors, measured, stdout: output.stdout }))
 }
 
 /// An overview, a recording and a program's answer stay within their bounds.
 fn keeps_within_bounds(exercise: &mut Exercise, pid: u32, beside: &str) -> Result<String> {
     let (pid, recording) = (pid.to_string(), exercise.directory().join("x.whylate"));
     let path = recording.to_str().context("a temporary directory's path is text")?.to_owned();
-    let (mut memory_kb, mut descriptors) = (0, 0);
-    for (words, span) in
-        [(&["-d", "3s"][..], 3), (&["record", "-d", SPAN, "-o", &path], 8), (&["-p", &pid, "-d", "3s"], 3)]
-    {
+    let (mut memory_kb, mut descriptors, mut after) = (0, 0, Duration::ZERO);
+    for (words, span, limit) in [
+        (&["-d", "3s"][..], 3, END),
+        (&["record", "-d", SPAN, "-o", &path], 8, END),
+        (&["-p", &pid, "-d", "3s"], 3, ANSWER),
+    ] {
         let Some(run) = run(exercise, words)? else { continue };
-        if run.elapsed > Duration::from_secs(span) + ANSWER {
-            exercise.wrong(&format!("{words:?} beside {beside} takes {:.1} s", run.elapsed.as_secs_f64()));
+        after = run.measured.saturating_sub(Duration::from_secs(span));
+        if after > limit {
+            exercise.wrong(&format!("{words:?} beside {beside} ends {:.1} s after its span", after.as_secs_f64()));
         }
         memory_kb = memory_kb.max(run.memory_kb);
         descriptors = descriptors.max(run.descriptors);
@@ -166,7 +172,8 @@ fn keeps_within_bounds(exercise: &mut Exercise, pid: u32, beside: &str) -> Resul
         }
     }
     fs::remove_file(recording)?;
-    Ok(format!("{beside}: {} MB, {descriptors} descriptors", memory_kb >> 10))
+    let seconds = after.as_secs_f64();
+    Ok(format!("{beside}: {} MB, {descriptors} descriptors, -p {seconds:.1} s after its span", memory_kb >> 10))
 }
 
 /// Counts the snapshots of each source in a recording.
