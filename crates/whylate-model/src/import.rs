@@ -13,7 +13,7 @@ pub use self::dump::kernel_frame;
 use self::dump::{Dump, Row};
 use self::procstat::{Header, Procstat, Thread};
 use crate::name::{CUT, bounded};
-use crate::paste::{ELLIPSES, Form, Lines, PasteError, Piece};
+use crate::paste::{ELLIPSES, Form, Lines, PasteError, Piece, has_timestamp};
 use crate::text;
 
 /// Reason why a text could not be imported.
@@ -356,7 +356,7 @@ impl Form for Folded {
 
 /// Returns whether a line has a prefix that was not undone.
 fn is_quoted(frames: &str) -> bool {
-    frames.starts_with(['>', '|']) || frames.contains('\t') || frames.contains("=\"")
+    frames.starts_with(['>', '|']) || has_timestamp(frames) || frames.contains('\t') || frames.contains("=\"")
 }
 
 /// Returns whether a line, or the text before its count, is a shell command or a sentence.

@@ -387,6 +387,11 @@ impl<R: BufRead, F: Form> Lines<R, F> {
     }
 }
 
+/// Returns whether a line starts with the timestamp of a log, as no name does.
+pub(crate) fn has_timestamp(line: &str) -> bool {
+    prefix::log(line, false).is_some()
+}
+
 /// Decodes a line, and removes carriage return, byte order mark, and special spaces of web pages.
 fn clean(bytes: &[u8], line: &mut String) {
     let end = bytes.iter().rposition(|&byte| byte != b'\r').map_or(0, |last| last + 1);

@@ -367,6 +367,10 @@ fn two_alterations_are_undone_or_refused() {
     let wrapped = "Nov 28 15:39:22 host kernel: my server;do_futex;fute\nx_wait;schedule 3\n\
                    Nov 28 15:39:22 host kernel: nginx;ep_poll;schedule \n12\n";
     assert!(matches!(read(wrapped), Err(ImportError::Paste(PasteError::Wrapped))), "{:?}", read(wrapped));
+    // A wrapped procstat line of a log without its header is no folded line.
+    let stamped =
+        "Nov 28 15:39:22 host kernel: <pre>    0 100000\n        kernel           swapper          mi_switch</pre>\n";
+    assert!(matches!(read(stamped), Err(ImportError::UnknownForm)), "{:?}", read(stamped));
 }
 
 /// Files that no program has altered, with something that looks like an alteration.

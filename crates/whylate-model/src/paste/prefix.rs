@@ -239,7 +239,8 @@ pub(super) fn dated(line: &str) -> Option<&str> {
     date(line).or_else(|| bracketed_time(line))
 }
 
-fn log(line: &str, has_program: bool) -> Option<&str> {
+/// Returns the text after the timestamps of a log line.
+pub(super) fn log(line: &str, has_program: bool) -> Option<&str> {
     // Priority of a kernel message.
     let mut rest = line.trim_start();
     if let Some((level, after)) = rest.strip_prefix('<').and_then(|rest| rest.split_once('>'))

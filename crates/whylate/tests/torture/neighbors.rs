@@ -153,6 +153,10 @@ fn keeps_within_bounds(exercise: &mut Exercise, pid: u32, beside: &str) -> Resul
         (&["-p", &pid, "-d", "3s"], 3, ANSWER),
     ] {
         let Some(run) = run(exercise, words)? else { continue };
+        // Without this, a start that was seen too late would hide a late answer.
+        if run.measured + Duration::from_millis(500) < Duration::from_secs(span) {
+            exercise.wrong(&format!("{words:?} beside {beside} is not seen to measure for {span} s"));
+        }
         after = run.measured.saturating_sub(Duration::from_secs(span));
         if after > limit {
             exercise.wrong(&format!("{words:?} beside {beside} ends {:.1} s after its span", after.as_secs_f64()));
