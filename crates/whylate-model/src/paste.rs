@@ -316,7 +316,7 @@ impl<R: BufRead, F: Form> Lines<R, F> {
             };
             let Some(layer) = layer else { break };
             if let Layer::Prefix(prefix) = &layer
-                && prefix::is_broken(prefix, &lines, &self.form)
+                && prefix::is_broken(prefix, &lines)
             {
                 return Err(PasteError::Wrapped);
             }

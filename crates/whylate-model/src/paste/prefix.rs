@@ -7,6 +7,8 @@ use super::{Form, MAX_LAYERS, Piece, is_fence};
 
 /// Maximum number of file names; more prefixes are not file names.
 const MAX_FILES: usize = 16;
+/// Minimum number of numbered lines of a listing, whatever is in them.
+const MIN_LISTING: usize = 8;
 const MONTHS: [&str; 12] = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
 
 /// Prefix of the records of a file.
@@ -76,10 +78,11 @@ pub(super) fn detect(lines: &[String], form: &impl Form) -> Result<Option<Prefix
     let is_spaced = is_spaced(&|line| number(line).map(|(_, rest)| rest));
     let numbers = Prefix::Number { is_spaced, has_all: are_consecutive(lines, number) };
     let is_listing = || {
-        let rests = || lines.iter().filter_map(|line| numbers.strip(line));
-        let is_record = |line: &&str| form.piece(line).is_record();
-        are_consecutive(lines, number)
-            && rests().filter(is_record).count() >= lines.iter().filter(|line| is_record(&line.as_str())).count()
+        let records = |lines: &mut dyn Iterator<Item = &str>| lines.filter(|line| form.piece(line).is_record()).count();
+        let with = records(&mut lines.iter().filter_map(|line| numbers.strip(line)));
+        // Few names start with consecutive numbers.
+        let is_long = lines.iter().filter(|line| number(line).is_some()).count() >= MIN_LISTING;
+        are_consecutive(lines, number) && (is_long || with >= records(&mut lines.iter().map(String::as_str)))
     };
     if is_listing() || are_numbered(lines, form) && is_evident(&numbers, lines, form) {
         return Ok(Some(numbers));
@@ -116,26 +119,21 @@ pub(super) fn indent(lines: &[String], form: &impl Form) -> Option<Prefix> {
         .then(|| Prefix::Indent(first[..width].to_owned()))
 }
 
-/// Returns whether lines were wrapped after the prefix was added: continuation lines lack the prefix and may be mistaken
-/// for records.
-pub(super) fn is_broken(prefix: &Prefix, lines: &[String], form: &impl Form) -> bool {
+/// Returns whether lines were wrapped after the prefix was added: continuation lines lack the prefix. How many blanks were
+/// at the break is unknown then, and a continuation line may look like a record.
+pub(super) fn is_broken(prefix: &Prefix, lines: &[String]) -> bool {
     if !matches!(prefix, Prefix::Quote { .. } | Prefix::Log { .. }) {
         return false;
     }
-    let is_blank = |line: &String| line.trim().is_empty();
     let has_prefix = |line: &String| prefix.strip(line).is_some();
+    // journalctl(1) prints such lines between others.
+    let is_text = |line: &String| !line.trim().is_empty() && !line.starts_with("--");
     let first = lines.iter().position(has_prefix).unwrap_or(lines.len());
     let last = lines.iter().rposition(has_prefix).unwrap_or(0);
     let between = lines.get(first..=last).unwrap_or_default();
-    let continues = |two: &&[String]| has_prefix(&two[0]) && !has_prefix(&two[1]) && !is_blank(&two[1]);
-    let has_blanks = || between.iter().any(is_blank);
-    // Stripping a line that is only prefixes leaves a blank line, which would end the stack.
-    let is_blank_behind =
-        |rest: &str| rest.trim().is_empty() || log(rest, false).is_some_and(|rest| rest.trim().is_empty());
-    let is_alone = |two: &&[String]| prefix.strip(&two[0]).is_some_and(is_blank_behind);
-    let may_mislead = form.is_rest_alike() || form.is_ended_by_blanks() && has_blanks();
-    may_mislead && between.windows(2).any(|two| continues(&two))
-        || lines.windows(2).filter(continues).filter(is_alone).count() >= 2
+    // The soft breaks of quoted-printable are certain.
+    let is_soft = |line: &String| line.trim_end().ends_with('=');
+    between.windows(2).any(|two| has_prefix(&two[0]) && !is_soft(&two[0]) && !has_prefix(&two[1]) && is_text(&two[1]))
 }
 
 /// Returns whether the prefix is certain: all records have it, or those with it are of several threads or are no lines
