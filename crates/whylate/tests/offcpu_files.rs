@@ -23,7 +23,7 @@ use running::{Running, whylate};
 use rustix::process::Signal;
 use serde_json::Value;
 
-/// A program whose sleeping functions are named after its release; the later release has more functions before them.
+/// A program with sleeping functions named after its release; the later release has more functions before them.
 const PROGRAM: &str = r#"
 #include <time.h>
 #define NAMED_(a, b) a##b
