@@ -37,9 +37,9 @@ fn fifo(directory: &Path) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Sleeps for two seconds and then answers its client.
+/// Sleeps for five seconds, as attaching may take some on a busy machine, and then answers its client.
 fn server(answers: &Path) -> Result<Service> {
-    let server = Command::new("sh").args(["-c", "sleep 2; echo > $0"]).arg(answers).spawn()?;
+    let server = Command::new("sh").args(["-c", "sleep 5; echo > $0"]).arg(answers).spawn()?;
     sleep(Duration::from_millis(300));
     Ok(Service(server))
 }
@@ -75,7 +75,7 @@ fn program_view_names_wait_that_started_earlier() -> Result<()> {
     let answers = fifo(directory.path())?;
     let client = Service(Command::new("cat").arg(&answers).stdout(Stdio::null()).spawn()?);
     let _server = server(&answers)?;
-    let output = whylate(&["-p", &client.0.id().to_string(), "-d", "2s", "--json"]).output()?;
+    let output = whylate(&["-p", &client.0.id().to_string(), "-d", "6s", "--json"]).output()?;
     ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let report: Value = serde_json::from_slice(&output.stdout)?;
     let waits = report["waits"].as_array().context("no waits")?;
