@@ -90,7 +90,7 @@ file = os.open(sys.argv[1], os.O_RDONLY)
 os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
 memory = mmap.mmap(file, 0, prot=mmap.PROT_READ)
 memory.madvise(mmap.MADV_RANDOM)
-end = time.time() + 6
+end = time.time() + 30
 while time.time() < end:
     memory[random.randrange(len(memory))]";
 const FILE_BYTES: usize = 200 << 20;

@@ -174,10 +174,11 @@ fn json_has_one_snapshot_per_line() -> Result<()> {
     assert_eq!(status.code(), Some(0), "{stderr}");
     assert_nothing_but_the_backend(&stderr);
     assert_eq!(lines.len(), 2);
+    let mut measured_ns = 0;
     for line in &lines {
         let snapshot: Snapshot = serde_json::from_str(line)?;
         assert_eq!((snapshot.schema, snapshot.source.as_str()), (1, "wq"));
-        assert!(snapshot.duration_ns >= 900_000_000, "{}", snapshot.duration_ns);
+        measured_ns += snapshot.duration_ns;
         let value: serde_json::Value = serde_json::from_str(line)?;
         for field in ["schema", "source", "backend", "host", "start", "duration_ns", "series", "lost", "probe"] {
             assert!(value.get(field).is_some(), "{field} is missing");
@@ -196,6 +197,8 @@ fn json_has_one_snapshot_per_line() -> Result<()> {
             assert_eq!(Some(sum), latency["count"].as_u64());
         }
     }
+    // A late first line shortens the second span.
+    assert!(measured_ns >= 1_900_000_000, "{measured_ns}");
     Ok(())
 }
 

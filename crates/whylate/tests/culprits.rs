@@ -48,7 +48,7 @@ fn sleeping_lock_holder_is_culprit_in_each_view() -> Result<()> {
     let path = |name: &str| directory.path().join(name).to_string_lossy().into_owned();
     let (recording, page) = (path("a.whylate"), path("a.html"));
     let mut looking = Running::start(&["-d", "4s", "-o", &recording])?;
-    sleep(Duration::from_millis(1_500));
+    looking.wait_until_it_measures()?;
     holders(&directory.path().join("lock"))?.wait()?;
     let (status, stderr) = looking.end()?;
     ensure!(status.success(), "{stderr}");
@@ -140,7 +140,7 @@ fn late_events_have_the_overviews_culprits() -> Result<()> {
     let directory = tempfile::tempdir()?;
     let mut looking = Running::start(&["offcpu", "--why", "100ms", "--worst", "1000", "--json", "-d", "4s"])?;
     let output = looking.stdout()?;
-    sleep(Duration::from_millis(1_500));
+    looking.wait_until_it_measures()?;
     holders(&directory.path().join("lock"))?.wait()?;
     let snapshot: Value = serde_json::from_reader(output)?;
     let late = snapshot["late"].as_array().context("nothing is late")?;

@@ -2,6 +2,9 @@
 //! End-to-end tests of `whylate irqsoff`.
 
 #[allow(dead_code)]
+#[path = "../../whylate-sources/tests/support/oracles/chance.rs"]
+mod chance;
+#[allow(dead_code)]
 #[path = "../../whylate-sources/tests/support/machine/lock.rs"]
 mod lock;
 mod running;
@@ -13,6 +16,7 @@ use rustix::process::Signal;
 use whylate_model::Snapshot;
 use whylate_sources::irqsoff::DEFAULT_PERIODS_NS;
 
+use chance::in_rounds;
 use lock::{lock_machine, share_machine};
 use running::{Running, whylate};
 
@@ -185,10 +189,14 @@ fn lists_timers_by_function_and_cpu() -> Result<()> {
 #[test]
 fn timer_test_counts_ticks() -> Result<()> {
     let Some(_lock) = lock_machine() else { return Ok(()) };
+    in_rounds(ensure_counts_ticks)
+}
+
+fn ensure_counts_ticks() -> Result<()> {
     let all = snapshots(&shown(&["--timer-test", "10ms", "--json", "-d", "2s", "-c", "0"])?)?;
     let snapshot = all.first().context("no snapshot")?;
     let series = snapshot.series.iter().find(|series| series.labels.get("cpu").is_some_and(|cpu| cpu == "0"));
-    let series = series.context("CPU 0 is not told")?;
+    let series = series.context("CPU 0 is missing")?;
     let ticks = series.histograms["lateness"].count() + series.values["overruns"] as u64;
     let (due, unseen) = (snapshot.duration_ns / 10_000_000, snapshot.lost["unseen"]);
     ensure!(ticks.abs_diff(due) <= 2 + unseen, "{ticks} of {due} ticks, {unseen} unseen");

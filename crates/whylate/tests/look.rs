@@ -266,7 +266,7 @@ impl Drop for Large {
 fn locks_only_memory_of_measured_threads() -> Result<()> {
     let Some(_lock) = lock_machine() else { return Ok(()) };
     let _large = Large::start()?;
-    let mut look = Running::start(&["-d", "3s", "--json"])?;
+    let mut look = Running::start(&["-d", "3s"])?;
     let mut most_kb = 0;
     while look.is_alive()? {
         let status = std::fs::read_to_string(format!("/proc/{}/status", look.pid())).unwrap_or_default();

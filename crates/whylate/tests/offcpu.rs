@@ -21,7 +21,6 @@ use running::{Running, whylate};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use rustix::mount::{MountFlags, UnmountFlags, unmount};
-use rustix::process::Signal;
 use serde_json::Value;
 use whylate_model::{Snapshot, WaitClass};
 
@@ -205,7 +204,7 @@ fn releases_file_system_after_its_programs_exit() -> Result<()> {
     let file = directory.path().join("x.folded");
     let name = file.to_str().context("a name in UTF-8")?;
     let mut running = Running::start(&["offcpu", "-d", "4s", "-F", "49", "--comm", "prog", "-o", name])?;
-    running.wait_until_it_catches(Signal::INT)?;
+    running.wait_until_it_measures()?;
     let mut sleeping = Command::new(&program).arg("1").spawn()?;
     // Through another path it is another mapping of the same file.
     let deleted = disk.0.path().join("deleted");

@@ -64,7 +64,7 @@ fn redeployed_program_has_names_of_each_release() -> Result<()> {
     let folded = at("x.folded");
     let file = folded.to_str().context("a name in UTF-8")?;
     let mut measuring = Running::start(&["offcpu", "--comm", "deployed", "-d", "5s", "-o", file])?;
-    measuring.wait_until_it_catches(Signal::INT)?;
+    measuring.wait_until_it_measures()?;
     let (mut inodes, mut ran) = (Vec::new(), Vec::new());
     for name in ["alpha", "bravo"] {
         ensure!(Command::new("cp").arg(at(name)).arg(at("deployed")).status()?.success(), "cp cannot copy {name}");
@@ -146,8 +146,7 @@ fn frozen_file_system_and_thawing_thread_are_named() -> Result<()> {
     let Some(_lock) = lock_machine() else { return Ok(()) };
     let Some(files) = FileSystem::make()? else { return Ok(()) };
     let mut measuring = Running::start(&["offcpu", "--comm", "dd", "--why", "300ms", "--json"])?;
-    measuring.wait_until_it_catches(Signal::INT)?;
-    // The first ones may begin before it measures.
+    measuring.wait_until_it_measures()?;
     for name in ["a", "b", "c"] {
         files.fsfreeze("-f")?;
         let mut writer = files.write(name)?;

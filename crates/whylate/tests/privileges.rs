@@ -8,9 +8,11 @@ mod running;
 
 use std::collections::BTreeSet;
 use std::fs::{self, Permissions};
+use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::{PermissionsExt as _, chown};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -59,6 +61,9 @@ fn said(setpriv: &[String], program: &Path, command: &str, pid: u32) -> Result<(
     if !command.contains(" inject ") {
         process.args(["-d", if command.contains(" timerlat ") { "1s" } else { "300ms" }]);
     }
+    // A second injection is refused, not delayed.
+    static INJECTING: Mutex<()> = Mutex::new(());
+    let _alone = command.contains(" inject ").then(|| INJECTING.lock().unwrap_or_else(PoisonError::into_inner));
     let output = process.output().context("cannot run setpriv")?;
     let text = [output.stdout, output.stderr].concat();
     Ok((output.status.code().unwrap_or(-1), String::from_utf8_lossy(&text).into_owned()))
@@ -148,11 +153,12 @@ fn try_row(row: &[&'static str], program: &Path) -> Result<()> {
     }
     let ring = command.contains("of a ring").then(|| {
         let mut load = whylate(&["inject", "sqpoll", "--for", "60s"]);
-        load.stdout(Stdio::null()).stderr(Stdio::null()).spawn()
+        load.stdout(Stdio::piped()).stderr(Stdio::null()).spawn()
     });
     let mut ring = ring.transpose()?;
-    if ring.is_some() {
-        thread::sleep(Duration::from_secs(1));
+    if let Some(ring) = &mut ring {
+        // It prints a line once its submission thread runs.
+        BufReader::new(ring.stdout.take().context("a pipe")?).read_line(&mut String::new())?;
     }
     let removed = options(&taken, '-');
     let setpriv = [format!("--bounding-set={removed}"), format!("--inh-caps={removed}")];

@@ -69,7 +69,7 @@ impl Service {
             return Ok(None);
         }
         let mut command = Command::new("python3");
-        command.args(["-c", script, "200"]).stdout(Stdio::piped()).stderr(Stdio::null());
+        command.args(["-c", script, "5000"]).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut service = Service(command.spawn()?);
         let mut line = String::new();
         BufReader::new(service.0.stdout.take().context("a pipe")?).read_line(&mut line)?;

@@ -2,6 +2,9 @@
 //! `whylate selftest` on this machine.
 
 #[allow(dead_code)]
+#[path = "../../whylate-sources/tests/support/oracles/chance.rs"]
+mod chance;
+#[allow(dead_code)]
 #[path = "../../whylate-sources/tests/support/machine/lock.rs"]
 mod lock;
 mod running;
@@ -17,12 +20,18 @@ use whylate_model::selftest::{Check, Selftest, Verdict};
 use whylate_sources::AttachError;
 use whylate_sources::inject::disturbance::{Kind, Plan, Policy, run};
 
+use chance::in_rounds;
 use lock::lock_machine;
 use running::{Running, whylate};
 
 #[test]
 fn every_attachable_source_passes() -> Result<()> {
     let Some(_lock) = lock_machine() else { return Ok(()) };
+    // Steal disturbs the injected delays, too.
+    in_rounds(ensure_passes)
+}
+
+fn ensure_passes() -> Result<()> {
     // Other programs may have real-time threads.
     let output = whylate(&["selftest", "--json", "--force"]).output()?;
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();

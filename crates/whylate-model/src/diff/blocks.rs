@@ -9,7 +9,7 @@ use super::rows::rows;
 use super::{About, Diff, Test};
 use crate::folded::{Root, frames, waiting};
 use crate::late::LateKind;
-use crate::recording::{Measured, Unmeasured};
+use crate::recording::{Header, Measured, Unmeasured};
 use crate::sources::{Card, Merging, PRESENT, named};
 use crate::units::format_ns;
 use crate::{Histogram, LateEvent, Snapshot};
@@ -94,6 +94,25 @@ impl Comparison {
             }
         }
         comparison
+    }
+
+    /// Adds a note on each source that the two sides measured on other CPUs, and on another number of online CPUs.
+    pub fn compare_cpus(&mut self, sides: [&Header; 2]) {
+        let [before, after] = sides.map(|side| side.cpus);
+        if before != after && before > 0 && after > 0 {
+            self.exclude("all", &format!("compared, though {before} CPUs were online before and {after} after"));
+        }
+        let names: Vec<&str> = self.cards.iter().map(|card| card.name).collect();
+        for name in names {
+            let of_source = |limitation: &&Unmeasured| limitation.source == name && limitation.is_about_cpus();
+            let [before, after] = sides.map(|side| {
+                side.limitations.iter().find(of_source).map_or("on all CPUs", |limitation| limitation.reason.as_str())
+            });
+            if before != after {
+                let reason = format!("compared, though measured on other CPUs: before: {before}; after: {after}");
+                self.exclude(name, &reason);
+            }
+        }
     }
 
     fn exclude(&mut self, source: &str, reason: &str) {

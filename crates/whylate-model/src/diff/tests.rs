@@ -3,8 +3,8 @@
 use std::f64::consts::TAU;
 
 use super::*;
-use crate::recording::Measured;
-use crate::sources::{OFFCPU, WQ};
+use crate::recording::{Header, Measured};
+use crate::sources::{OFFCPU, TIMERLAT, WQ};
 use crate::{ActorName, Cause, CauseKind, LateEvent, Series, Snapshot, Stack};
 
 const SECOND_NS: u64 = 1_000_000_000;
@@ -297,6 +297,25 @@ fn compares_late_events_above_the_higher_threshold() {
     let diff = compare_as([&both, &higher], [&run, &run]);
     assert!(diff.rows.iter().all(|row| !matches!(row.what, What::Late { .. } | What::Culprit { .. })));
     assert_eq!(diff.not_compared.len(), 1);
+}
+
+#[test]
+fn names_sources_measured_on_other_cpus() {
+    let sources = measured(&[WQ.name, TIMERLAT.name]);
+    let of_all = Header { cpus: 2, ..Header::default() };
+    let left_out = Unmeasured { leaves_cpus_out: true, ..Unmeasured::new(TIMERLAT.name, "CPU 1 left out: isolated") };
+    let of_one = Header { limitations: vec![left_out], ..of_all.clone() };
+    let notes = |sides: [&Header; 2]| {
+        let mut comparison = Comparison::new([&sources, &sources], SECOND_NS);
+        comparison.compare_cpus(sides);
+        comparison.finish(Default::default()).not_compared
+    };
+    assert_eq!(notes([&of_one, &of_one]), []);
+    let [note] = &notes([&of_all, &of_one])[..] else { panic!("there is one note") };
+    assert_eq!(note.source, TIMERLAT.name);
+    assert!(note.reason.ends_with("before: on all CPUs; after: CPU 1 left out: isolated"), "{note:?}");
+    let [note] = &notes([&of_all, &Header { cpus: 4, ..Header::default() }])[..] else { panic!("there is one note") };
+    assert!(note.reason.contains("2 CPUs were online before and 4 after"), "{note:?}");
 }
 
 #[test]

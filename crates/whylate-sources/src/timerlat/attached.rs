@@ -336,11 +336,11 @@ impl AttachedTimerlat {
         }
     }
 
-    /// Returns the longest latency of an interrupt that found its CPU idle, and that CPU; `None` if none did.
-    pub fn max_from_idle(&self) -> Option<(u32, u64)> {
+    /// Returns the CPUs that were idle at an interrupt, each with the longest latency of such an interrupt in
+    /// nanoseconds. That may be of an activation after the stop, which no snapshot counts.
+    pub fn max_from_idle(&self) -> impl Iterator<Item = (u32, u64)> {
         let cpus = self.workload.cpus().into_iter();
-        let each = cpus.filter_map(|cpu| Some((cpu, self.activation(cpu)?.max_from_idle_ns())));
-        each.max_by_key(|&(_, ns)| ns).filter(|&(_, ns)| ns > 0)
+        cpus.filter_map(|cpu| Some((cpu, self.activation(cpu)?.max_from_idle_ns()))).filter(|&(_, ns)| ns > 0)
     }
 
     /// Returns the thread (comm and TID) that ran on each CPU at the stop; empty before it, or without causes.

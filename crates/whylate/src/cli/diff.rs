@@ -116,6 +116,7 @@ pub fn compare(sides: &[Recording; 2], reports_missing: bool) -> anyhow::Result<
     let measured = [measure(&sides[0], reports_missing)?, measure(&sides[1], reports_missing)?];
     let block_ns = block_ns([&measured[0].lengths, &measured[1].lengths]);
     let mut comparison = Comparison::new(measured.each_ref().map(|side| side.header.sources.as_slice()), block_ns);
+    comparison.compare_cpus(measured.each_ref().map(|side| &side.header));
     for (number, (side, measured)) in sides.iter().zip(&measured).enumerate() {
         each_line(side, false, &mut |line| {
             if let Line::Snapshot(snapshot) = line {

@@ -82,6 +82,28 @@ impl Running {
         Ok(())
     }
 
+    /// Waits until everything is attached: it holds kernel objects, and waits for the end of its span. Signals are
+    /// caught long before.
+    pub fn wait_until_it_measures(&mut self) -> Result<()> {
+        // poll(2) or ppoll(2), of which the generic table has only the latter.
+        let polls: &[&str] = if cfg!(target_arch = "x86_64") { &["7 ", "271 "] } else { &["73 "] };
+        let deadline = Instant::now() + TIMEOUT;
+        loop {
+            ensure!(self.is_alive()?, "it ends before it measures");
+            let call = self.proc("syscall").unwrap_or_default();
+            let open = fs::read_dir(format!("/proc/{}/fd", self.pid()))?.flatten();
+            let mut targets = open.filter_map(|entry| fs::read_link(entry.path()).ok());
+            let is_object = |target: std::path::PathBuf| {
+                ["bpf", "perf_event"].iter().any(|name| target.to_string_lossy().contains(name))
+            };
+            if targets.any(is_object) && polls.iter().any(|poll| call.starts_with(poll)) {
+                return Ok(());
+            }
+            ensure!(Instant::now() < deadline, "it does not measure");
+            thread::sleep(POLL);
+        }
+    }
+
     /// Waits for the exit and returns the status and standard error.
     pub fn end(&mut self) -> Result<(ExitStatus, String)> {
         let deadline = Instant::now() + TIMEOUT;

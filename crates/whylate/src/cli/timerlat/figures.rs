@@ -15,7 +15,7 @@ use crate::render::text::Output as _;
 use crate::render::text::footer;
 use crate::render::text::timerlat::hist::{self, HistogramOptions};
 use crate::render::text::timerlat::total::{THREAD, Total};
-use crate::render::text::timerlat::{late, percentiles, top};
+use crate::render::text::timerlat::{late, percentiles, top, verdict};
 
 /// Sums and worst activations since the start.
 pub struct Figures<'a> {
@@ -108,6 +108,20 @@ impl<'a> Figures<'a> {
         }
         let lost = Snapshot { lost: self.total.lost.clone(), probe: self.total.probe, series: Vec::new(), ..latest };
         footer::write(out, &lost)?;
+        Ok(())
+    }
+
+    /// Writes whether a threshold was reached, below everything else. rtla's own line says so for its analysis alone.
+    pub fn write_verdict(&self, out: &mut dyn Write, hit: bool) -> anyhow::Result<()> {
+        let plan = self.plan;
+        let is_bare = match &plan.view {
+            View::Top { .. } => false,
+            View::Hist { shown, .. } => shown.without_summary,
+            View::Analysis => true,
+        };
+        if !plan.common.json && !is_bare {
+            verdict::write(out, &self.total, plan.stop.irq_ns, plan.stop.thread_ns, hit)?;
+        }
         Ok(())
     }
 

@@ -29,6 +29,7 @@ use crate::engine::watch::{Ended, Watch};
 use crate::render::json::JsonLines;
 use crate::render::text::Output as _;
 use crate::render::text::timerlat as view;
+use crate::render::text::timerlat::total::IRQ;
 use crate::render::text::timerlat::{analysis, trace};
 use crate::store::late_buffer::{Keep, LateBuffer};
 use crate::store::{Played, Recorder, about};
@@ -407,6 +408,7 @@ impl<'a> Measurement<'a> {
         if hit && !common.json {
             self.write_hit(out)?;
         }
+        self.figures.write_verdict(out, hit)?;
         let (late, prints) = (self.late_to_save(), !common.json);
         let ended =
             actions::perform(&common.on_end, out, &mut |path, out| save(&self.feed.source, path, &late, out, prints));
@@ -453,7 +455,10 @@ impl<'a> Measurement<'a> {
         if let Some(cpu) = self.feed.source.stopped_by().filter(|cpu| !self.hits.contains_key(cpu)) {
             writeln!(out, "## CPU {cpu} hit stop tracing, and it was not recorded who had it ##")?;
         }
-        if let Some((cpu, ns)) = self.feed.source.max_from_idle() {
+        let total = &self.figures.total;
+        let counted =
+            |&(cpu, ns): &(u32, u64)| total.cpus.get(&cpu).is_some_and(|of_cpu| ns <= of_cpu.latencies[IRQ].max_ns());
+        if let Some((cpu, ns)) = self.feed.source.max_from_idle().filter(counted).max_by_key(|&(_, ns)| ns) {
             let us = ns as f64 / 1_000.0;
             writeln!(out, "  Max timerlat IRQ latency from idle: {us:.2} us in cpu {cpu}")?;
         }

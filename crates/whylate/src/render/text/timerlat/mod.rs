@@ -8,6 +8,7 @@ pub mod percentiles;
 pub mod top;
 pub mod total;
 pub mod trace;
+pub mod verdict;
 
 /// Unit of the figures.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -7,6 +7,8 @@ use whylate_model::{Histogram, Probe, Series, Snapshot, Steps};
 
 /// Names of the latencies, in the order of their columns.
 pub const KINDS: [&str; 3] = ["irq", "thread", "user"];
+/// Index of the interrupt latency in [`KINDS`].
+pub const IRQ: usize = 0;
 /// Index of the thread latency in [`KINDS`].
 pub const THREAD: usize = 1;
 /// Name of the thread latency corrected for missed periods.
