@@ -92,16 +92,19 @@ fn busy_item_delays_later_ones() -> Result<()> {
 fn stop_ends_soon_and_accounts_for_every_item() -> Result<()> {
     let Some(_lock) = lock_machine_to_inject() else { return Ok(()) };
     let stop = AtomicBool::new(false);
-    let (report, queued, started) = thread::scope(|scope| {
-        scope.spawn(|| {
+    let trace = Trace::start()?;
+    let (report, since_stop) = thread::scope(|scope| {
+        let stopped = scope.spawn(|| {
             thread::sleep(Duration::from_millis(500));
             stop.store(true, Ordering::Relaxed);
+            Instant::now()
         });
-        let began = Instant::now();
-        let outcome = traced(&Plan { busy_ns: 50_000_000, ..plan(1_000) }, &stop);
-        assert!(began.elapsed() < Duration::from_secs(3));
-        outcome
+        let report = run(&Plan { busy_ns: 50_000_000, ..plan(1_000) }, &stop);
+        let ended = Instant::now();
+        report.map(|report| (report, ended.duration_since(stopped.join().expect("it does not panic"))))
     })?;
+    let (queued, started) = times_us(&trace.finish()?, HANDLER);
+    assert!(since_stop < Duration::from_secs(3), "it ends {since_stop:?} after the stop");
     assert!(!report.complete);
     assert_eq!(report.queued, report.executed);
     assert_eq!((queued.len() as u64, started.len() as u64), (report.queued, report.executed));

@@ -15,7 +15,7 @@ use support::fixtures::wq_session::append;
 use support::machine::cpus::{TestCpus, pin_to};
 use support::machine::lock::lock_machine;
 use support::machine::real_time::patching;
-use support::oracles::chance::{Unjudged, by_chance, exactly_unless_emulated, in_rounds};
+use support::oracles::chance::{Unjudged, by_chance, in_rounds};
 use support::workloads::disturbances::{disturb, is, is_unsupported, while_loaded};
 use support::{WRONG_BY_CHANCE, is_emulated, wanted_events};
 use whylate_model::blame::Evidence;
@@ -70,7 +70,7 @@ fn activations_and_missed_periods_add_up() -> Result<()> {
         // An emulated CPU takes long to start and to stop.
         let periods_ns = if is_emulated() && way.threads != Threads::Any { &[MS_NS][..] } else { &[MS_NS, 5 * MS_NS] };
         for &period_ns in periods_ns {
-            exactly_unless_emulated(|| measures_its_schedule(test_cpus, period_ns, &way))?;
+            in_rounds(|| measures_its_schedule(test_cpus, period_ns, &way))?;
         }
     }
     Ok(())
@@ -112,7 +112,8 @@ fn keeps_its_schedule(snapshot: &Snapshot, period_ns: u64, threads: Threads) -> 
         let unseen_there = if is_tracers { unseen } else { 0 };
         let delivered = user.unwrap_or(thread).count() + missed + unseen_there;
         let due = snapshot.duration_ns / period_ns;
-        ensure!(series.values["overdue"] == 0.0, "{} periods are overdue", series.values["overdue"]);
+        let overdue = series.values["overdue"];
+        ensure!(overdue == 0.0, Unjudged(format!("{overdue} periods were in flight for too long")));
         println!("{} {threads:?}: {delivered} of {due} periods, lost {:?}", snapshot.backend, snapshot.lost);
         ensure!(delivered.abs_diff(due) <= 1, "{delivered} of {due} periods");
         ensure!(irq.mean_ns() < thread.mean_ns(), "a thread ran before its timer came in");
@@ -336,9 +337,9 @@ fn threshold_stops_measurement_on_every_cpu() -> Result<()> {
     let (Some(_lock), Some(test_cpus)) = (lock_machine(), TestCpus::find()) else {
         return Ok(());
     };
-    // An emulated CPU may stop for milliseconds between the readings that send an activation and stop the measurement.
+    // A thread that loses its CPU between its switch-in and its own reading stops the measurement without a late event.
     for way in ways() {
-        exactly_unless_emulated(|| stops_and_goes_on(test_cpus, &way))?;
+        in_rounds(|| stops_and_goes_on(test_cpus, &way))?;
     }
     Ok(())
 }

@@ -276,7 +276,7 @@ fn writes_are_attributed_to_disk(file: &File) -> Result<bool> {
         calls.push(began_ns..monotonic_ns());
     }
     let stays = stays_of(&recorded(&edges)?, tid());
-    let (mut waits, mut journal, mut reads, mut writes, mut flushes) = (0, 0, 0, 0, 0);
+    let (mut waits, mut foreign, mut journal, mut reads, mut writes, mut flushes) = (0, 0, 0, 0, 0, 0);
     for pair in stays.windows(2) {
         let SwitchIn::Woken { at_ns, by, .. } = pair[1].entry else { continue };
         let Some(call) = calls.iter().find(|call| call.contains(&at_ns)) else { continue };
@@ -285,7 +285,11 @@ fn writes_are_attributed_to_disk(file: &File) -> Result<bool> {
         journal += usize::from(matches!(by, Waker::Thread(_)));
         let Waker::Disk(request) = by else { continue };
         let times = [call.start, request.queued_ns, request.issued_ns, at_ns, call.end];
-        ensure!(request.submitter == tid(), "{request:?}");
+        // The kernel's own writeback may submit pages first.
+        if request.submitter != tid() {
+            foreign += 1;
+            continue;
+        }
         ensure!(times.is_sorted(), "{times:?}");
         ensure!(request.device != 0, "{request:?}");
         ensure!(
@@ -301,8 +305,9 @@ fn writes_are_attributed_to_disk(file: &File) -> Result<bool> {
         "{waits} waits of {} calls: {writes} writes, {flushes} flushes, {reads} reads, {journal} for a thread",
         calls.len()
     );
+    let for_disk = waits - journal - foreign;
+    ensure!(foreign <= by_chance(waits, MAX_OTHER_WAKERS), "{foreign} of {waits} requests are of other threads");
     // The disk may have flushed before its caller sleeps: then a call has one wait.
-    let for_disk = waits - journal;
     let has_flushes = 2 * flushes >= calls.len() || for_disk <= calls.len();
     Ok(2 * (reads + writes + flushes) >= for_disk && writes > 0 && has_flushes)
 }

@@ -272,6 +272,10 @@ fn merges_100k_switches_per_second_within_each_event() -> Result<()> {
     let (Some(_lock), Some(test_cpus)) = (lock_machine(), TestCpus::find()) else {
         return Ok(());
     };
+    in_rounds(|| merges_switches(test_cpus))
+}
+
+fn merges_switches(test_cpus: TestCpus) -> Result<()> {
     let began = Instant::now();
     let watched =
         watched(test_cpus, Duration::from_millis(4), |_| ping_pong::play(test_cpus.disturbed, span_of_play()))?;

@@ -99,6 +99,8 @@ fn interrupted_thread_is_not_recorded_as_waker() {
 /// Counts unseen wakers of threads that interrupts wake while another thread is busy. The busy thread wakes none.
 fn unseen_on(account: &Account, cpu: u32, has_softirqs: bool) -> usize {
     let over = AtomicBool::new(false);
+    // Writing it to the disk may take longer than the run.
+    let file = file_on_disk();
     let until = Instant::now() + RUN_TIME;
     let settled_ns = monotonic_ns() + SETTLE_NS;
     let (busy, sleeper, reader, [ping, pong]) = thread::scope(|scope| {
@@ -118,7 +120,7 @@ fn unseen_on(account: &Account, cpu: u32, has_softirqs: bool) -> usize {
             tid()
         });
         let reader = scope.spawn(|| {
-            let file = file_on_disk()?;
+            let file = file.as_ref()?;
             let mut page = Box::new(Page([0; 4096]));
             run_on(&[cpu]).expect("it is online");
             while Instant::now() < until {
@@ -154,7 +156,7 @@ fn unseen_on(account: &Account, cpu: u32, has_softirqs: bool) -> usize {
         let entries = switch_ins_of(account, tid);
         let [by_busy, by_any, not_seen] = [
             count(&entries, |entry| by(entry, busy) && is_settled(entry)),
-            count(&entries, |entry| matches!(entry, SwitchIn::Woken { by: Waker::Thread(_), .. })),
+            count(&entries, |entry| matches!(entry, SwitchIn::Woken { by: Waker::Thread(_), .. }) && is_settled(entry)),
             count(&entries, |entry| *entry == SwitchIn::Unseen),
         ];
         println!(

@@ -141,11 +141,6 @@ pub fn in_rounds(mut round: impl FnMut() -> Result<()>) -> Result<()> {
     }
 }
 
-/// Runs the check once, or by rounds on an emulated machine, where a CPU may stop between any two instructions.
-pub fn exactly_unless_emulated(mut round: impl FnMut() -> Result<()>) -> Result<()> {
-    if is_emulated() { in_rounds(round) } else { round() }
-}
-
 /// Returns, by TID, the run-queue wait so far of each thread with a name that starts with `name`
 /// (proc_pid_schedstat(5)).
 pub fn waited_for_a_cpu(name: &str) -> Result<BTreeMap<u32, Duration>> {
