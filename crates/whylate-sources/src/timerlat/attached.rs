@@ -183,7 +183,7 @@ impl Attached for AttachedTimerlat {
         // Collected after the late events, so that the one that stopped measurement is recognized.
         self.workload.collect(clock::monotonic_ns())?;
         if let (Workload::Tracer(_), Some(cpu)) = (&self.workload, self.workload.stopped_by()) {
-            self.stopped.stop(cpu, 0, clock::monotonic_ns());
+            self.stopped.stop(cpu, 0, 0, clock::monotonic_ns());
         }
         while let Some(bytes) = self.programs.as_ref().and_then(Programs::take_record) {
             let Some((evidence, event)) = self.event_of(&bytes) else {
@@ -341,6 +341,12 @@ impl AttachedTimerlat {
     pub fn max_from_idle(&self) -> impl Iterator<Item = (u32, u64)> {
         let cpus = self.workload.cpus().into_iter();
         cpus.filter_map(|cpu| Some((cpu, self.activation(cpu)?.max_from_idle_ns()))).filter(|&(_, ns)| ns > 0)
+    }
+
+    /// Returns, in nanoseconds since it was due, when the thread of the activation that stopped measurement was switched
+    /// in and when it returned to user space; `None` before the stop, or if one of the times is unknown.
+    pub fn thread_times_at_stop(&self) -> Option<(u64, u64)> {
+        self.stopped.thread_times()
     }
 
     /// Returns the thread (comm and TID) that ran on each CPU at the stop; empty before it, or without causes.

@@ -97,6 +97,8 @@ pub(super) struct StopState {
     at_ns: AtomicU64,
     /// Due time of the activation that stopped measurement.
     due_ns: AtomicU64,
+    /// Time of its thread's switch-in; 0 if unknown.
+    thread_ns: AtomicU64,
     tasks: Option<Tasks>,
     tasks_then: Mutex<Vec<(u32, String)>>,
 }
@@ -106,9 +108,9 @@ const SETTLING: u32 = u32::MAX;
 
 impl StopState {
     pub(super) fn new(tasks: Option<Tasks>) -> Self {
-        let [at_ns, due_ns, from_ns] = [const { AtomicU64::new(0) }; 3];
-        let is_over = AtomicBool::new(false);
-        Self { by: AtomicU32::new(SETTLING), at_ns, due_ns, from_ns, is_over, tasks, tasks_then: Mutex::default() }
+        let [at_ns, due_ns, thread_ns, from_ns] = [const { AtomicU64::new(0) }; 4];
+        let (by, is_over) = (AtomicU32::new(SETTLING), AtomicBool::new(false));
+        Self { by, at_ns, due_ns, thread_ns, from_ns, is_over, tasks, tasks_then: Mutex::default() }
     }
 
     pub(super) fn by(&self) -> Option<u32> {
@@ -140,15 +142,25 @@ impl StopState {
     }
 
     /// Stops measurement because of an activation. The first call wins. May be slow: nothing is measured any more.
-    pub(super) fn stop(&self, cpu: u32, due_ns: u64, at_ns: u64) {
+    pub(super) fn stop(&self, cpu: u32, due_ns: u64, thread_ns: u64, at_ns: u64) {
         if self.at_ns.compare_exchange(0, at_ns, Ordering::AcqRel, Ordering::Relaxed).is_err() {
             return;
         }
         self.due_ns.store(due_ns, Ordering::Relaxed);
+        self.thread_ns.store(thread_ns, Ordering::Relaxed);
         let is_first = self.by.compare_exchange(0, cpu + 1, Ordering::AcqRel, Ordering::Relaxed).is_ok();
         if let (true, Some(tasks), Ok(mut then)) = (is_first, &self.tasks, self.tasks_then.lock()) {
             *then = tasks();
         }
+    }
+
+    /// Returns, in nanoseconds since it was due, when the thread of the activation that stopped measurement was switched
+    /// in and when it returned to user space; `None` if one of the times is unknown.
+    pub(super) fn thread_times(&self) -> Option<(u64, u64)> {
+        self.by()?;
+        let [due_ns, thread_ns, at_ns] =
+            [&self.due_ns, &self.thread_ns, &self.at_ns].map(|time| time.load(Ordering::Relaxed));
+        Some((thread_ns.checked_sub(due_ns)?, at_ns.checked_sub(due_ns)?)).filter(|_| due_ns > 0)
     }
 
     /// Returns whether this activation stopped measurement.
@@ -250,7 +262,7 @@ fn repeat(config: &ThreadConfig, producer: &mut Producer) -> anyhow::Result<()> 
         if stopped.measures() && user_ns >= from_ns {
             producer.push(times);
             if due_ns >= from_ns && stop.is_hit(times) {
-                stopped.stop(cpu, due_ns, user_ns);
+                stopped.stop(cpu, due_ns, times.thread_ns, user_ns);
             }
         }
         due_ns += period_ns;

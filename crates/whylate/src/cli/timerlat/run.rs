@@ -453,7 +453,18 @@ impl<'a> Measurement<'a> {
             }
         }
         if let Some(cpu) = self.feed.source.stopped_by().filter(|cpu| !self.hits.contains_key(cpu)) {
-            writeln!(out, "## CPU {cpu} hit stop tracing, and it was not recorded who had it ##")?;
+            let us = |ns: u64| ns as f64 / 1_000.0;
+            match self.feed.source.thread_times_at_stop() {
+                // Late events end at the switch-in.
+                Some((thread_ns, user_ns)) => writeln!(
+                    out,
+                    "## CPU {cpu} hit stop tracing: its thread had the CPU after {:.2} us, and was back in user space \
+                     after {:.2} us ##",
+                    us(thread_ns),
+                    us(user_ns)
+                )?,
+                None => writeln!(out, "## CPU {cpu} hit stop tracing, and it was not recorded who had it ##")?,
+            }
         }
         let total = &self.figures.total;
         let counted =
