@@ -13,8 +13,10 @@ pub(super) const NOT_RECORDED: &str = "not recorded";
 pub(super) struct CpuState {
     /// Current run slice of the CPU.
     pub slice: RunSlice,
-    /// Time since which interrupts are known to be off, until the slice ends.
+    /// Time since which interrupts are known to be off, until the slice ends; [`u64::MAX`] if they are not.
     pub irqs_off_ns: u64,
+    /// Earliest time at which an interrupt of the burst was due that begins with the slice; [`u64::MAX`] for none.
+    pub due_ns: u64,
 }
 
 /// Emits the segments of a part of a slice, as seen by the runnable thread `ready`, or by the running thread itself.

@@ -13,6 +13,9 @@ const MAX_PASSED: usize = 1 << 16;
 /// Minimum number of passed lanes for each CPU, on machines with many CPUs.
 const MIN_PASSED_OF_CPU: usize = 1 << 10;
 
+/// Maximum time between two interrupts of a burst: those that were pending come in one after the other.
+const MAX_GAP_NS: u64 = 20_000;
+
 /// A change of the actor on a CPU.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Change {
@@ -131,12 +134,15 @@ impl<'a> Rewind<'a> {
 
     fn enter(&mut self, cpu: usize, slice: RunSlice) {
         let lane = &mut self.lanes[cpu];
-        // A thread is switched out with interrupts on, so the interrupted thread had them off.
-        lane.irqs_off_ns = match lane.slice.holder {
-            Holder::Irq { late_ns } if late_ns > 0 && lane.slice.start_ns == slice.end_ns => {
-                slice.end_ns.saturating_sub(late_ns)
-            }
-            _ => u64::MAX,
+        let due_ns = if lane.slice.start_ns == slice.end_ns { lane.due_ns } else { u64::MAX };
+        let is_brief = slice.end_ns.saturating_sub(slice.start_ns) <= MAX_GAP_NS;
+        let is_gap = is_brief && due_ns < slice.start_ns && !matches!(slice.holder, Holder::Idle | Holder::Unrecorded);
+        (lane.irqs_off_ns, lane.due_ns) = match slice.holder {
+            // Another interrupt of the burst may have come in before the late one.
+            Holder::Irq { late_ns: 0 } => (u64::MAX, due_ns),
+            Holder::Irq { late_ns } => (u64::MAX, due_ns.min(slice.start_ns.saturating_sub(late_ns))),
+            // A thread is switched out with interrupts on, so the interrupted thread had them off.
+            _ => (due_ns, if is_gap { due_ns } else { u64::MAX }),
         };
         lane.slice = slice;
         self.tids[cpu] = slice.holder.tid();

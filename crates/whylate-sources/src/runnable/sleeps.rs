@@ -28,7 +28,8 @@ const CLOCK_SLACK_NS: u64 = 10_000_000;
 /// Explaining waits that are mostly innocent may take at most 1/50 of wall time.
 const REST_FACTOR: u64 = 50;
 
-/// Maximum time from a switch's tracepoint to its record in the ring; long as the vCPU may be preempted in between.
+/// Maximum time from a switch's tracepoint to its record in the ring; long as the vCPU may be preempted in between. Most
+/// sections with interrupts off that had begun are over by then.
 const SETTLED_NS: u64 = 20_000_000;
 const PAUSE: Duration = Duration::from_millis(1);
 
@@ -179,10 +180,18 @@ impl BlockedWaits {
     /// Explains the pending waits, unless that took too much time recently.
     pub(super) fn explain_within_budget(&mut self, account: &Account, each: &mut dyn FnMut(LateEvent)) {
         let now_ns = clock::monotonic_ns();
-        if self.waiting.is_empty() || now_ns < self.rests_until_ns {
+        if now_ns < self.rests_until_ns {
             return;
         }
-        self.explain(account, each);
+        // A thread that another CPU has pulled ran before it is known that interrupts were off where it had waited.
+        let settled_ns = now_ns.saturating_sub(SETTLED_NS);
+        let has_room = self.waiting.len() < MAX_PENDING / 2;
+        let is_young = |waiting: &mut PendingWait| has_room && waiting.asked.to_ns > settled_ns;
+        let young: Vec<PendingWait> = self.waiting.extract_if(.., is_young).collect();
+        if !self.waiting.is_empty() {
+            self.explain(account, each);
+        }
+        self.waiting.extend(young);
         if self.held_up_alone {
             let ended_ns = clock::monotonic_ns();
             self.rests_until_ns = ended_ns.saturating_add(REST_FACTOR * ended_ns.saturating_sub(now_ns));
