@@ -104,12 +104,13 @@ impl Comparison {
         }
         let names: Vec<&str> = self.cards.iter().map(|card| card.name).collect();
         for name in names {
-            let of_source = |limitation: &&Unmeasured| limitation.source == name && limitation.is_about_cpus();
             let [before, after] = sides.map(|side| {
-                side.limitations.iter().find(of_source).map_or("on all CPUs", |limitation| limitation.reason.as_str())
+                let mut limitations = side.limitations.iter();
+                limitations.find(|one| one.source == name && one.is_about_cpus()).map(|one| left_out(&one.reason))
             });
             if before != after {
-                let reason = format!("compared, though measured on other CPUs: before: {before}; after: {after}");
+                let [before, after] = [before, after].map(|cpus| cpus.unwrap_or_else(|| "none".to_owned()));
+                let reason = format!("compared, though other CPUs were left out: {before} before, {after} after");
                 self.exclude(name, &reason);
             }
         }
@@ -303,6 +304,14 @@ impl Comparison {
         let rows = rows(&self.cards, &with_causes, &self.sides, self.keys, self.block_ns);
         Diff::new(sides, test, rows, self.not_compared)
     }
+}
+
+/// Returns the CPUs of a text such as `CPU 1 was left out: it is isolated; CPUs 2-3 were left out: ...`, without the
+/// reasons, which name threads.
+fn left_out(reason: &str) -> String {
+    let parts = reason.split("; ").filter_map(|part| part.split_once(" left out: "));
+    let cpus = parts.map(|(cpus, _)| cpus.trim_end_matches(" was").trim_end_matches(" were"));
+    cpus.collect::<Vec<_>>().join(", ")
 }
 
 fn histogram_sample(histogram: &Histogram) -> Sample {

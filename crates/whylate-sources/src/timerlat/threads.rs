@@ -367,6 +367,21 @@ mod tests {
         assert_eq!(first_due(5_250, 1_000, Some(200)), 6_200);
     }
 
+    #[test]
+    fn stop_has_the_times_of_its_thread() {
+        let state = StopState::new(None);
+        state.resume(0);
+        assert_eq!(state.thread_times(), None);
+        state.stop(3, 1_000, 1_063, 1_811);
+        assert_eq!((state.by(), state.thread_times()), (Some(3), Some((63, 811))));
+        for (due_ns, thread_ns) in [(1_000, 0), (0, 0)] {
+            state.resume(0);
+            assert_eq!(state.thread_times(), None);
+            state.stop(3, due_ns, thread_ns, 1_811);
+            assert_eq!(state.thread_times(), None, "{due_ns} {thread_ns}");
+        }
+    }
+
     proptest! {
         #[test]
         fn first_activation_is_within_a_period(from_ns in 0..1_u64 << 60, period_ns in 1..2_000_000_000_u64, with_ns in 0..1_u64 << 60) {

@@ -60,8 +60,8 @@ fn until_over(over: &AtomicBool, mut act: impl FnMut() -> Result<()>) -> Result<
 }
 
 /// Returns the late waits beside a hog: of workers for writeback and for other items, and of a process that pretends to
-/// be one.
-fn beside_a_hog(test_cpus: TestCpus, file: &Path) -> Result<Vec<LateEvent>> {
+/// be one. Also returns the PID of the latter.
+fn beside_a_hog(test_cpus: TestCpus, file: &Path) -> Result<(Vec<LateEvent>, u32)> {
     let _unbound = UnboundOn::cpu(test_cpus.disturbed)?;
     let options = OffcpuOptions { explain_over_ns: Some(LATE_NS), ..OffcpuOptions::default() };
     let mut source = options.attach(&Session::of_one())?;
@@ -111,7 +111,7 @@ fn beside_a_hog(test_cpus: TestCpus, file: &Path) -> Result<Vec<LateEvent>> {
     })?;
     process.kill()?;
     process.wait()?;
-    Ok(events)
+    Ok((events, process.id()))
 }
 
 #[test]
@@ -123,15 +123,19 @@ fn role_does_not_depend_on_thread_name() -> Result<()> {
     }
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR"))?;
     in_rounds(|| {
-        let events = beside_a_hog(test_cpus, &directory.path().join("dirty"))?;
+        let (events, pid) = beside_a_hog(test_cpus, &directory.path().join("dirty"))?;
         let label = |event: &LateEvent, name: &str| event.labels.get(name).cloned().unwrap_or_default();
         let (mut pretending, mut with_item, mut without) = (0, 0, 0);
         for event in &events {
-            match (label(event, "role").as_str(), label(event, "handler").as_str()) {
-                ("worker", "") => without += 1,
-                ("worker", _) => with_item += 1,
-                _ if label(event, "thread") == NAME.to_str()? => pretending += 1,
-                _ => {}
+            let role = label(event, "role");
+            if label(event, "pid") == pid.to_string() {
+                assert_ne!(role, "worker", "{event:?}");
+                pretending += usize::from(label(event, "thread") == NAME.to_str()?);
+            } else if role == "worker" {
+                match label(event, "handler").as_str() {
+                    "" => without += 1,
+                    _ => with_item += 1,
+                }
             }
         }
         println!("{pretending} of a process, workers with an item {with_item}, without {without}");

@@ -111,8 +111,8 @@ impl<'a> Figures<'a> {
         Ok(())
     }
 
-    /// Writes whether a threshold was reached, below everything else. rtla's own line says so for its analysis alone.
-    pub fn write_verdict(&self, out: &mut dyn Write, hit: bool) -> anyhow::Result<()> {
+    /// Writes whether a threshold was reached, `hit` being a CPU on which one was, below everything else. rtla's own line says so for its analysis alone.
+    pub fn write_verdict(&self, out: &mut dyn Write, hit: Option<u32>) -> anyhow::Result<()> {
         let plan = self.plan;
         let is_bare = match &plan.view {
             View::Top { .. } => false,

@@ -198,6 +198,8 @@ struct Measurement<'a> {
     pending: LateBuffer,
     figures: Figures<'a>,
     recorder: Option<Recorder>,
+    /// CPU that hit a threshold last.
+    hit_cpu: Option<u32>,
     /// First activation of each CPU that hit a threshold.
     hits: BTreeMap<u32, LateEvent>,
     /// Late activations for a trace, if one may be saved.
@@ -220,6 +222,7 @@ impl<'a> Measurement<'a> {
             pending: LateBuffer::new(Keep::worst(worst.filter(|_| common.why.is_none()))),
             figures,
             recorder: None,
+            hit_cpu: None,
             hits: BTreeMap::new(),
             kept: VecDeque::new(),
             explains: plan.options().explains(),
@@ -259,6 +262,9 @@ impl<'a> Measurement<'a> {
             if step == Step::Over && self.feed.source.has_stopped() {
                 self.take_late(out)?;
                 step = Step::Hit;
+            }
+            if step == Step::Hit {
+                self.hit_cpu = self.feed.source.stopped_by().or(self.hit_cpu);
             }
             let goes_on = step == Step::Hit && self.goes_on_after_hit(out)?;
             let hit = step == Step::Hit && !goes_on;
@@ -408,7 +414,7 @@ impl<'a> Measurement<'a> {
         if hit && !common.json {
             self.write_hit(out)?;
         }
-        self.figures.write_verdict(out, hit)?;
+        self.figures.write_verdict(out, self.hit_cpu)?;
         let (late, prints) = (self.late_to_save(), !common.json);
         let ended =
             actions::perform(&common.on_end, out, &mut |path, out| save(&self.feed.source, path, &late, out, prints));

@@ -5,10 +5,13 @@ use std::io::{self, Write};
 
 use whylate_model::units::{format_ns, format_round_ns};
 
-use super::total::{KINDS, Total};
+use super::total::{IRQ, KINDS, Total};
 
 /// What each latency ends with, in the order of [`KINDS`].
 const ENDS: [&str; 3] = ["until the interrupt", "until the thread ran", "until the return to user space"];
+
+/// A thread that has not run by the end of the measurement is late by at least this much: it is waited for.
+const MIN_OVERDUE_NS: u64 = 200_000_000;
 
 /// Longest latency of a kind, and its CPU.
 #[derive(Clone, Copy, Debug)]
@@ -20,13 +23,13 @@ struct Worst {
 }
 
 /// Writes a line that says whether a latency reached its threshold: of the interrupt, and of the thread with its return
-/// to user space. Writes nothing without a threshold, or if the latency that was `hit` is not in the sums.
+/// to user space. `hit` is a CPU on which a threshold was reached. Writes nothing without a threshold or a latency.
 pub fn write(
     out: &mut dyn Write,
     total: &Total,
     irq_ns: Option<u64>,
     thread_ns: Option<u64>,
-    hit: bool,
+    hit: Option<u32>,
 ) -> io::Result<()> {
     let limits: [Option<u64>; KINDS.len()] = [irq_ns, thread_ns, thread_ns];
     let all = total.cpus.iter().flat_map(|(&cpu, of_cpu)| {
@@ -37,13 +40,37 @@ pub fn write(
     });
     let all: Vec<Worst> = all.collect();
     let longest = |over: bool| all.iter().filter(|one| (one.ns >= one.limit_ns) == over).max_by_key(|one| one.ns);
-    let sums = total.all();
-    let periods = sums.count() + sums.missed;
     if let Some(Worst { kind, cpu, ns, limit_ns }) = longest(true) {
         let (limit, took) = (format_round_ns(*limit_ns), format_ns(*ns));
         return writeln!(out, "LATE: {limit} reached on CPU {cpu}: {took} {}", ENDS[*kind]);
     }
-    let Some(Worst { kind, cpu, ns, .. }) = longest(false).filter(|_| periods > 0 && !hit) else { return Ok(()) };
+    if let Some(cpu) = hit {
+        // For instance, of an activation without a switch-in.
+        return writeln!(out, "LATE: a threshold was reached on CPU {cpu}, by a latency that is not in the table");
+    }
+    if let Some((&cpu, of_cpu)) = total.cpus.iter().find(|(_, of_cpu)| of_cpu.overdue > 0) {
+        let overdue = of_cpu.overdue;
+        return match thread_ns.filter(|&limit_ns| limit_ns <= MIN_OVERDUE_NS) {
+            Some(limit_ns) => {
+                let limit = format_round_ns(limit_ns);
+                writeln!(
+                    out,
+                    "LATE: {limit} reached on CPU {cpu}: its thread had not run by the end, for {overdue} periods"
+                )
+            }
+            None => writeln!(out, "unknown: the thread of CPU {cpu} had not run by the end, for {overdue} periods"),
+        };
+    }
+    let Some(Worst { kind, cpu, ns, .. }) = longest(false) else { return Ok(()) };
+    let sums = total.all();
+    // A missed period has no interrupt of its own.
+    let (periods, without) = match thread_ns {
+        Some(_) => (sums.count() + sums.missed, 0),
+        None => (sums.latencies[IRQ].count(), sums.count() - sums.latencies[IRQ].count() + sums.missed),
+    };
+    if periods == 0 {
+        return Ok(());
+    }
     let limit = match (irq_ns, thread_ns) {
         (Some(irq_ns), Some(thread_ns)) if irq_ns != thread_ns => {
             format!(
@@ -54,17 +81,17 @@ pub fn write(
         }
         _ => format_round_ns(irq_ns.or(thread_ns).unwrap_or(0)),
     };
-    let cpus = match total.cpus.len() {
+    let cpus = match total.cpus.values().filter(|of_cpu| of_cpu.count() > 0).count() {
         1 => "1 CPU".to_owned(),
         cpus => format!("{cpus} CPUs"),
     };
-    let open = match sums.overdue {
+    let unmeasured = match without {
         0 => String::new(),
-        overdue => format!("; {overdue} had not ended"),
+        _ => format!("; {without} more had no interrupt of their own"),
     };
     writeln!(
         out,
-        "ok: none of {periods} periods on {cpus} reached {limit}; worst {} {} on CPU {cpu}{open}",
+        "ok: none of {periods} periods on {cpus} reached {limit}; worst {} {} on CPU {cpu}{unmeasured}",
         format_ns(*ns),
         ENDS[*kind]
     )
@@ -76,7 +103,7 @@ mod tests {
     use super::*;
     use crate::render::text::text_of;
 
-    fn verdict(irq_ns: Option<u64>, thread_ns: Option<u64>, hit: bool) -> String {
+    fn verdict(irq_ns: Option<u64>, thread_ns: Option<u64>, hit: Option<u32>) -> String {
         text_of(|out| write(out, &sample::total(), irq_ns, thread_ns, hit))
     }
 
@@ -84,25 +111,43 @@ mod tests {
     fn names_longest_latency_over_its_threshold() {
         // 3,456 times 4,900, 50,000 and 73,100 ns on CPU 0.
         assert_eq!(
-            verdict(Some(1_000_000), Some(1_000_000), true),
+            verdict(Some(1_000_000), Some(1_000_000), Some(0)),
             "LATE: 1ms reached on CPU 0: 253ms until the return to user space\n"
         );
-        assert_eq!(verdict(Some(1_000_000), None, true), "LATE: 1ms reached on CPU 0: 16.9ms until the interrupt\n");
+        assert_eq!(verdict(Some(1_000_000), None, Some(0)), "LATE: 1ms reached on CPU 0: 16.9ms until the interrupt\n");
     }
 
     #[test]
     fn names_worst_latency_below_threshold() {
         assert_eq!(
-            verdict(Some(1_000_000_000), Some(1_000_000_000), false),
+            verdict(Some(1_000_000_000), Some(1_000_000_000), None),
             "ok: none of 18 periods on 2 CPUs reached 1s; worst 253ms until the return to user space on CPU 0\n"
         );
-        let both = verdict(Some(20_000_000), Some(1_000_000_000), false);
+        let both = verdict(Some(20_000_000), Some(1_000_000_000), None);
         assert!(both.contains("reached 20ms until the interrupt or 1s until the thread ran; worst 253ms"), "{both}");
+        // The 12 missed periods had no interrupt of their own.
+        let irq = verdict(Some(1_000_000_000), None, None);
+        assert!(irq.starts_with("ok: none of 6 periods on 2 CPUs reached 1s; worst 16.9ms"), "{irq}");
+        assert!(irq.ends_with("on CPU 0; 12 more had no interrupt of their own\n"), "{irq}");
     }
 
     #[test]
-    fn says_nothing_without_threshold_or_hit_latency() {
-        assert_eq!(verdict(None, None, false), "");
-        assert_eq!(verdict(Some(1_000_000_000), None, true), "");
+    fn thread_that_has_not_run_by_the_end_is_late() {
+        let mut total = sample::total();
+        total.cpus.get_mut(&12).expect("it is measured").overdue = 3;
+        // Otherwise, other latencies reach the limit.
+        total.cpus.values_mut().for_each(|of_cpu| of_cpu.latencies = Default::default());
+        let verdict = |limit_ns| text_of(|out| write(out, &total, None, Some(limit_ns), None));
+        assert_eq!(
+            verdict(500_000),
+            "LATE: 500us reached on CPU 12: its thread had not run by the end, for 3 periods\n"
+        );
+        assert!(verdict(1_000_000_000).starts_with("unknown: the thread of CPU 12 had not run"));
+    }
+
+    #[test]
+    fn says_nothing_without_threshold_and_names_hit_without_latency() {
+        assert_eq!(verdict(None, None, None), "");
+        assert!(verdict(Some(1_000_000_000), None, Some(12)).starts_with("LATE: a threshold was reached on CPU 12"));
     }
 }
