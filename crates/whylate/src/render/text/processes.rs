@@ -97,7 +97,11 @@ fn in_order(rows: &HashMap<u32, Row>, members: &Members) -> Vec<(u32, usize)> {
 fn by_thread(explained: &Explained) -> BTreeMap<ActorName, Columns> {
     let mut sums: BTreeMap<ActorName, Columns> = BTreeMap::new();
     let mut outer = None;
-    for segment in &explained.path {
+    // Backwards: a wait ends with what its waker did, and what that one had waited for comes before.
+    for segment in explained.path.iter().rev() {
+        if segment.depth == 0 {
+            outer = None;
+        }
         let (who, column) = match (segment.depth, segment.kind, &segment.ready) {
             // Merged segments of threads outside the command, of any depth.
             (0, CauseKind::Running | CauseKind::Work, _) if explained.is_folded && !segment.is_member => {
@@ -178,6 +182,29 @@ mod tests {
             14.0ms     4.00ms        0ns      cc1?[2J:7 (2 threads)
             6.00ms        0ns        0ns      ld:9
                0ns     1.00ms        0ns  interrupts, steal, unknown
+        ");
+    }
+
+    /// The lock's holder sleeps when the wait begins, and is no member.
+    #[test]
+    fn wait_for_sleeping_holder_is_of_its_waiter() {
+        let births = [born(1, 5, 1, false), born(2, 6, 5, false)];
+        let waits = |waiter: &str, tid, depth, part| PathSegment {
+            waiter: Some(ActorName::thread(waiter, tid)),
+            depth,
+            ..part
+        };
+        let path = vec![
+            waits("sleep", 5, 1, part(200, CauseKind::Timer, "timer")),
+            part(1, CauseKind::Running, "flock:6"),
+            waits("cache-gc", 77, 2, part(980, CauseKind::Timer, "timer")),
+            waits("flock", 6, 1, part(2, CauseKind::Running, "cache-gc:77")),
+            part(1, CauseKind::Running, "flock:6"),
+        ];
+        insta::assert_snapshot!(written(path, false, &births), @r"
+            WORKED   CPU WAIT OTHER WAIT  PROCESS ON THE PATH
+               0ns        0ns      200ms  sleep:5
+            2.00ms        0ns      982ms    flock:6
         ");
     }
 
