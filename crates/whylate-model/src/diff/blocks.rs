@@ -96,7 +96,7 @@ impl Comparison {
         comparison
     }
 
-    /// Adds a note on each source that the two sides measured on other CPUs, and on another number of online CPUs.
+    /// Adds a note on each source that left CPUs out on one side only, and on another number of online CPUs.
     pub fn compare_cpus(&mut self, sides: [&Header; 2]) {
         let [before, after] = sides.map(|side| side.cpus);
         if before != after && before > 0 && after > 0 {
@@ -104,14 +104,11 @@ impl Comparison {
         }
         let names: Vec<&str> = self.cards.iter().map(|card| card.name).collect();
         for name in names {
-            let [before, after] = sides.map(|side| {
-                let mut limitations = side.limitations.iter();
-                limitations.find(|one| one.source == name && one.is_about_cpus()).map(|one| left_out(&one.reason))
-            });
+            let [before, after] =
+                sides.map(|side| side.limitations.iter().any(|one| one.source == name && one.is_about_cpus()));
             if before != after {
-                let [before, after] = [before, after].map(|cpus| cpus.unwrap_or_else(|| "none".to_owned()));
-                let reason = format!("compared, though other CPUs were left out: {before} before, {after} after");
-                self.exclude(name, &reason);
+                let side = if before { "before" } else { "after" };
+                self.exclude(name, &format!("compared, though it left CPUs out only {side}"));
             }
         }
     }
@@ -304,14 +301,6 @@ impl Comparison {
         let rows = rows(&self.cards, &with_causes, &self.sides, self.keys, self.block_ns);
         Diff::new(sides, test, rows, self.not_compared)
     }
-}
-
-/// Returns the CPUs of a text such as `CPU 1 was left out: it is isolated; CPUs 2-3 were left out: ...`, without the
-/// reasons, which name threads.
-fn left_out(reason: &str) -> String {
-    let parts = reason.split("; ").filter_map(|part| part.split_once(" left out: "));
-    let cpus = parts.map(|(cpus, _)| cpus.trim_end_matches(" was").trim_end_matches(" were"));
-    cpus.collect::<Vec<_>>().join(", ")
 }
 
 fn histogram_sample(histogram: &Histogram) -> Sample {

@@ -29,7 +29,7 @@ const CLOCK_SLACK_NS: u64 = 10_000_000;
 const REST_FACTOR: u64 = 50;
 
 /// Maximum time from a switch's tracepoint to its record in the ring; long as the vCPU may be preempted in between. Most
-/// sections with interrupts off that had begun are over by then.
+/// sections with interrupts off have ended by then.
 const SETTLED_NS: u64 = 20_000_000;
 const PAUSE: Duration = Duration::from_millis(1);
 

@@ -71,9 +71,9 @@ fn naps_beside(
     mut wait: impl FnMut() -> Result<()>,
     mut end: impl FnMut() -> Result<()> + Send + 'static,
 ) -> Result<Waited> {
-    // Number of waits that the thread is about to begin or has begun: none is over before.
-    let begun = Arc::new(AtomicUsize::new(0));
-    let seen = Arc::clone(&begun);
+    // Number of waits that the thread has started or starts next: its waker ends none of them earlier.
+    let started = Arc::new(AtomicUsize::new(0));
+    let seen = Arc::clone(&started);
     let other = thread::spawn(move || -> Result<u32> {
         for round in 0..rounds {
             while seen.load(Ordering::Acquire) <= round {
@@ -88,11 +88,11 @@ fn naps_beside(
         Ok(tid())
     });
     let waited = naps_between(rounds, || {
-        begun.fetch_add(1, Ordering::Release);
+        started.fetch_add(1, Ordering::Release);
         wait()
     });
     // The other thread ends, whatever has failed here.
-    begun.store(usize::MAX, Ordering::Release);
+    started.store(usize::MAX, Ordering::Release);
     let waited = waited?;
     Ok(Waited { other: Some(other.join().expect("it does not panic")?), ..waited })
 }

@@ -464,7 +464,7 @@ impl<'a> Measurement<'a> {
                 // Late events end at the switch-in.
                 Some((thread_ns, user_ns)) => writeln!(
                     out,
-                    "## CPU {cpu} hit stop tracing: its thread had the CPU after {:.2} us, and was back in user space \
+                    "## CPU {cpu} hit stop tracing: its thread was switched in after {:.2} us, and returned to user space \
                      after {:.2} us ##",
                     us(thread_ns),
                     us(user_ns)
