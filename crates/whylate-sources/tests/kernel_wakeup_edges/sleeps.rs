@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Threads that alternately wait, in eight ways, and nap, with some microseconds on the CPU between two waits. The
-//! kernel counts the waits of each thread, and none may be missing.
+//! kernel counts the waits of each thread, and none may be missing; its trace of wakings shows who ended each of them.
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
@@ -18,9 +18,10 @@ use whylate_model::path::history::{Blocked, SwitchIn, SwitchOut, Waker};
 use whylate_sources::Edges;
 use whylate_sources::kernel::clock::monotonic_ns;
 
-use super::{attach, recorded, stays_of, tid};
+use super::{APART_US, attach, field, is_same, recorded, stays_of, tid};
 use crate::support::machine::lock::lock_machine;
 use crate::support::oracles::chance::by_chance;
+use crate::support::oracles::trace::{Trace, TraceLine};
 use crate::support::{amount, file_on_disk, is_emulated};
 
 /// How long a thread naps between two waits.
@@ -33,6 +34,8 @@ fn work_time() -> Duration {
 }
 /// Maximum share of waits that end by another waker than the intended one: others take locks, or send signals.
 const MAX_OTHER_WAKERS: f64 = 0.02;
+/// Maximum share of wakeups for which the kernel's trace differs: a CPU may be stolen between the two.
+const MAX_UNTRACED: f64 = 0.001;
 
 /// Waits of a thread in a span of time.
 #[derive(Debug)]
@@ -126,11 +129,13 @@ fn ensure_rounds_reported(
     is_right: &impl Fn(Waker, &Waited) -> bool,
 ) -> Result<()> {
     let rounds = amount(ROUNDS) as usize;
+    let trace = Trace::record(&["sched/sched_waking"])?;
     let waited = naps(rounds)?;
     // Where a kernel hides switches out of idle, a switch-in is known by the next event on its CPU: without the sleep,
     // the last nap would have no end if this thread goes on.
     thread::sleep(SETTLE_TIME);
     let stays = stays_of(&recorded(edges)?, waited.tid);
+    let wakings = trace.finish_lines()?;
     let within = waited.from_ns..waited.to_ns;
     let waits = stays.windows(2).filter_map(|pair| match pair[0].exit {
         SwitchOut::Blocked(Blocked { syscall, .. }) if within.contains(&pair[0].end_ns) => {
@@ -151,8 +156,12 @@ fn ensure_rounds_reported(
     let wrong = otherwise(&|by| is_right(by, &waited), syscall);
     let wrong_naps = otherwise(&|by| matches!(by, Waker::Timer(_)), libc::SYS_clock_nanosleep);
     let unseen = waits.iter().filter(|(_, entry)| *entry == SwitchIn::Unseen).count();
+    let wakings: Vec<&TraceLine> = wakings.iter().filter(|line| field(line, "pid=") == Some(waited.tid)).collect();
+    let untraced = waits.iter().filter(|(_, entry)| !is_traced(*entry, &wakings));
+    let untraced = untraced.inspect(|(_, entry)| println!("{what}: not in the trace: {entry:?}")).count();
     println!(
-        "{what}: {} waits of {}: {naps} naps ({wrong_naps} wrong), {meant} in {what} ({wrong} wrong), {unseen} unseen",
+        "{what}: {} waits of {}: {naps} naps ({wrong_naps} wrong), {meant} in {what} ({wrong} wrong), {unseen} unseen, \
+         {untraced} not as in the kernel's trace",
         waits.len(),
         waited.waits
     );
@@ -160,6 +169,7 @@ fn ensure_rounds_reported(
     // and counted.
     let nested = edges.take_lost().into_iter().find(|(reason, _)| *reason == "occupancy_nested");
     let nested = nested.map_or(0, |(_, count)| count as usize);
+    ensure!(untraced <= by_chance(waits.len(), MAX_UNTRACED), "{what}: {untraced} wakeups are not in the trace");
     let missing = waited.waits.abs_diff(waits.len());
     ensure!(missing <= nested, "{what}: the kernel has counted {} waits, not {}", waited.waits, waits.len());
     // The time of a nap may be over before its thread can sleep: often on an emulated CPU, and if a CPU is stolen.
@@ -170,6 +180,14 @@ fn ensure_rounds_reported(
     ensure!(wrong <= tolerated(meant), "{what}: {wrong} of {meant} were ended otherwise");
     ensure!(wrong_naps <= tolerated(naps), "{what}: {wrong_naps} of {naps} naps were ended otherwise");
     Ok(())
+}
+
+/// Returns whether the kernel's trace has the wakeup that ended a wait: at that time, on that CPU, by that waker.
+fn is_traced(entry: SwitchIn, wakings: &[&TraceLine]) -> bool {
+    let SwitchIn::Woken { at_ns, by, cpu } = entry else { return true };
+    let apart_us = if is_emulated() { 20 * APART_US } else { APART_US };
+    let mut near = wakings.iter().filter(|line| (at_ns / 1_000).abs_diff(line.at_us) <= apart_us && line.cpu == cpu);
+    near.any(|line| is_same(line, by))
 }
 
 fn by_other(by: Waker, waited: &Waited) -> bool {
