@@ -158,7 +158,8 @@ fn ensure_rounds_reported(
     let unseen = waits.iter().filter(|(_, entry)| *entry == SwitchIn::Unseen).count();
     let wakings: Vec<&TraceLine> = wakings.iter().filter(|line| field(line, "pid=") == Some(waited.tid)).collect();
     let untraced = waits.iter().filter(|(_, entry)| !is_traced(*entry, &wakings));
-    let untraced = untraced.inspect(|(_, entry)| println!("{what}: not in the trace: {entry:?}")).count();
+    let untraced = untraced.inspect(|(_, entry)| println!("{what}: {entry:?}, but {:?}", nearest(*entry, &wakings)));
+    let untraced = untraced.count();
     println!(
         "{what}: {} waits of {}: {naps} naps ({wrong_naps} wrong), {meant} in {what} ({wrong} wrong), {unseen} unseen, \
          {untraced} not as in the kernel's trace",
@@ -188,6 +189,12 @@ fn is_traced(entry: SwitchIn, wakings: &[&TraceLine]) -> bool {
     let apart_us = if is_emulated() { 20 * APART_US } else { APART_US };
     let mut near = wakings.iter().filter(|line| (at_ns / 1_000).abs_diff(line.at_us) <= apart_us && line.cpu == cpu);
     near.any(|line| is_same(line, by))
+}
+
+/// Returns the waking in the kernel's trace that is nearest in time.
+fn nearest<'a>(entry: SwitchIn, wakings: &[&'a TraceLine]) -> Option<&'a TraceLine> {
+    let SwitchIn::Woken { at_ns, .. } = entry else { return None };
+    wakings.iter().copied().min_by_key(|line| (at_ns / 1_000).abs_diff(line.at_us))
 }
 
 fn by_other(by: Waker, waited: &Waited) -> bool {
