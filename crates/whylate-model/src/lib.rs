@@ -35,6 +35,7 @@ pub mod stack;
 pub mod steps;
 pub mod text;
 pub mod thread;
+pub mod totals;
 pub mod tree;
 pub mod units;
 pub mod wait;
