@@ -13,6 +13,7 @@ mod errors;
 mod files;
 mod json;
 mod render;
+mod serve;
 mod store;
 mod top;
 

@@ -24,6 +24,7 @@ pub mod report;
 pub mod run;
 pub mod runner;
 pub mod selftest;
+pub mod serve;
 pub mod sqpoll;
 pub mod timerlat;
 pub mod top;
@@ -108,6 +109,7 @@ fn perform(cli: Cli, origin: &Origin) -> anyhow::Result<u8> {
         Command::Sqpoll(arguments) => sqpoll::run(&arguments, origin),
         Command::Block(arguments) => block::run(&arguments, origin),
         Command::Top(arguments) => top::run(&arguments, origin).map(|()| SUCCESS),
+        Command::Serve(arguments) => serve::run(&arguments, origin).map(|()| SUCCESS),
         _ if !origin.is_live() => {
             Err(UsageError(anyhow!("that command cannot be replayed (name a source, or none for the overview)")).into())
         }
@@ -152,7 +154,8 @@ fn prints_numbers(command: Option<&Command>) -> bool {
             | Command::Record(_)
             | Command::Run(_)
             | Command::Top(_)
-            | Command::Inject(_),
+            | Command::Inject(_)
+            | Command::Serve(_),
         ) => true,
         Some(Command::Selftest(arguments)) => !arguments.is_subject(),
         Some(Command::Report(arguments)) => arguments.is_live(),

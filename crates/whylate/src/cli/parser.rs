@@ -13,7 +13,7 @@ use crate::cli::generate::EXAMPLES;
 use crate::cli::values::seconds_ns;
 use crate::cli::{
     block, completions, diff, doctor, export, foreign, generate, help, import, inject, irqsoff, offcpu, overview,
-    record, replay, report, run, selftest, sqpoll, timerlat, top, wq,
+    record, replay, report, run, selftest, serve, sqpoll, timerlat, top, wq,
 };
 use crate::render::color::When;
 
@@ -59,6 +59,7 @@ pub enum Command {
     Top(Box<top::Arguments>),
     Run(run::Arguments),
     Record(record::Arguments),
+    Serve(serve::Arguments),
     Replay(replay::Arguments),
     Diff(Box<diff::Arguments>),
     Export(export::Arguments),
@@ -83,7 +84,7 @@ const BRIEF_ABOUT: usize = 66;
 const BRIEF_TITLE: usize = 30;
 const BRIEF_HELP: usize = 50;
 /// Options that `-h` has, of commands with many.
-const MAIN_OPTIONS: [(&str, &[&str]); 12] = [
+const MAIN_OPTIONS: [(&str, &[&str]); 13] = [
     ("wq", &["table", "by", "slower", "why", "worst", "rank_by", "duration", "json", "output"]),
     ("timerlat", &["auto", "thread", "cpus", "duration", "worst", "why"]),
     ("timerlat top", &["quiet", "auto", "irq", "thread", "cpus", "duration", "worst", "why", "json"]),
@@ -96,12 +97,14 @@ const MAIN_OPTIONS: [(&str, &[&str]); 12] = [
     ("top", &["every", "sources", "from", "to", "at", "pid", "comm", "cgroup", "history"]),
     ("import", &["files", "output", "json", "pid", "comm", "slower", "worst", "by"]),
     ("record", &["output", "duration", "sources", "why", "every", "keep", "max_size", "ring", "on_late"]),
+    ("serve", &["listen", "sources", "why", "every", "duration", "record", "keep", "max_size", "ring", "on_late"]),
 ];
 /// Commands that are not sources, grouped for the help.
-const OTHERS: [(&str, &[&str]); 7] = [
+const OTHERS: [(&str, &[&str]); 8] = [
     ("Live screen", &["top"]),
     ("Programs", &["run"]),
     ("Recordings", &["record", "replay", "report", "diff", "export"]),
+    ("Fleets", &["serve"]),
     ("Other tools", &["import"]),
     ("Self-test", &["selftest", "inject"]),
     ("Machine", &["doctor"]),

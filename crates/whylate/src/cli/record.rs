@@ -14,6 +14,7 @@ use signal_hook::consts::SIGUSR1;
 use whylate_model::recording::Header;
 use whylate_model::units::printable;
 use whylate_sources::kernel::clock;
+use whylate_sources::kernel::pressure::{PressureThreshold, PressureTrigger};
 
 use crate::cli::UsageError;
 use crate::cli::arguments::OwnCpus;
@@ -68,6 +69,13 @@ pub struct Arguments {
     /// Interval between snapshots, from 100ms to 1h
     #[arg(long, value_name = "INTERVAL", value_parser = every, default_value = "1s")]
     every: u64,
+    #[command(flatten)]
+    kept: Kept,
+}
+
+/// What is kept of a recording, for commands that record until they are stopped.
+#[derive(Debug, Args)]
+pub struct Kept {
     /// With a directory: remove recordings older than this
     #[arg(long, value_name = "AGE", value_parser = duration_ns)]
     keep: Option<u64>,
@@ -82,7 +90,10 @@ pub struct Arguments {
     ring: Option<u64>,
     /// With --ring: write a file when something is this late
     #[arg(long, value_name = "LATENCY", value_parser = duration_ns, requires = "ring")]
-    on_late: Option<u64>,
+    pub on_late: Option<u64>,
+    /// With --ring: write a file when tasks are stalled for longer than this, e.g. 'cpu.some>20%/2s', or 'memory.full>100ms/1s in /web.slice' for a cgroup
+    #[arg(long, value_name = "PRESSURE", requires = "ring")]
+    on_pressure: Vec<PressureThreshold>,
     /// With --ring: keep writing to the file for this long afterwards
     #[arg(long, value_name = "DURATION", value_parser = duration_ns, default_value = "1m", requires = "ring")]
     after: u64,
@@ -91,7 +102,7 @@ pub struct Arguments {
     files_per_hour: u32,
 }
 
-fn every(text: &str) -> Result<u64, String> {
+pub fn every(text: &str) -> Result<u64, String> {
     let ns = duration_ns(text)?;
     if (100_000_000..=3_600_000_000_000).contains(&ns) {
         Ok(ns)
@@ -132,13 +143,25 @@ pub fn refuse(record_to: Option<&Path>) -> anyhow::Result<()> {
     }
 }
 
-impl Arguments {
+impl Kept {
+    /// Returns whether there is a flight recorder, which writes a file on request.
+    pub fn has_ring(&self) -> bool {
+        self.ring.is_some()
+    }
+
+    /// Returns whether an option needs a recording.
+    pub fn needs_recording(&self) -> bool {
+        self.keep.is_some() || self.max_size.is_some() || self.ring.is_some()
+    }
+
     /// Opens the store to write to, and returns it with its printable name.
-    fn store(&self, host: &str) -> anyhow::Result<(Box<dyn Store>, String)> {
+    ///
+    /// # Errors
+    /// Fails if the file or directory cannot be written, or an option needs a directory.
+    pub fn store(&self, output: Option<&Path>, host: &str) -> anyhow::Result<(Box<dyn Store>, String)> {
         let retention = Retention { keep_ns: self.keep, most_bytes: self.max_size, min_free: self.min_free };
-        let given = self.output.as_deref();
         let is_directory = |path: &Path| path.is_dir() || path.as_os_str().as_encoded_bytes().ends_with(b"/");
-        let directory = match given {
+        let directory = match output {
             Some(path) if is_directory(path) => Some(path.to_owned()),
             None if self.ring.is_some() => Some(PathBuf::from(FLIGHTS)),
             _ => None,
@@ -157,7 +180,7 @@ impl Arguments {
             let what = "--keep, --max-size and --ring need a directory: give one with -o, e.g. -o recordings/";
             return Err(UsageError(anyhow!(what)).into());
         }
-        let path = match given {
+        let path = match output {
             Some(path) => path.to_owned(),
             None => default_name(host)?,
         };
@@ -169,6 +192,44 @@ impl Arguments {
         let name = named(&path);
         let store = FileStore::create(&path, self.min_free).with_context(|| format!("cannot write {name}"))?;
         Ok((Box::new(store), name))
+    }
+
+    /// Starts to watch for what asks for a file: SIGUSR1 and pressure.
+    ///
+    /// # Errors
+    /// Fails if a signal handler cannot be installed, or the kernel refuses a threshold of pressure.
+    pub fn triggers(&self) -> anyhow::Result<Triggers> {
+        let is_asked = Arc::new(AtomicBool::new(false));
+        signal_hook::flag::register(SIGUSR1, Arc::clone(&is_asked)).context("cannot watch for SIGUSR1")?;
+        let register = |threshold| PressureTrigger::register(threshold).map_err(|why| anyhow!("--on-pressure: {why}"));
+        let pressure = self.on_pressure.iter().map(register).collect::<anyhow::Result<_>>()?;
+        Ok(Triggers { is_asked, pressure })
+    }
+}
+
+/// What asks for a file of the flight recorder.
+#[derive(Debug)]
+pub struct Triggers {
+    /// Whether SIGUSR1 has come.
+    is_asked: Arc<AtomicBool>,
+    pressure: Vec<PressureTrigger>,
+}
+
+impl Triggers {
+    /// Returns whether a file was asked for since the last call. Prints why a trigger can no longer fire.
+    pub fn have_fired(&mut self) -> bool {
+        let mut is_asked = self.is_asked.swap(false, Ordering::Relaxed);
+        self.pressure.retain(|trigger| match trigger.has_fired() {
+            Ok(has_fired) => {
+                is_asked |= has_fired;
+                true
+            }
+            Err(problem) => {
+                say!("whylate: {problem}");
+                false
+            }
+        });
+        is_asked
     }
 }
 
@@ -187,14 +248,13 @@ pub fn default_name(host: &str) -> anyhow::Result<PathBuf> {
 /// Fails if no source can attach, or the recording cannot be started.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let watch = Watch::of_signals().context("cannot watch for Ctrl-C")?;
-    let is_asked = Arc::new(AtomicBool::new(false));
-    signal_hook::flag::register(SIGUSR1, Arc::clone(&is_asked)).context("cannot watch for SIGUSR1")?;
+    let triggers = arguments.kept.triggers()?;
     let machine = about::this_machine();
-    let (store, name) = arguments.store(&machine.host)?;
+    let (store, name) = arguments.kept.store(arguments.output.as_deref(), &machine.host)?;
     let wish = Wish {
         only: arguments.sources.clone(),
         why_ns: arguments.why,
-        surely_from_ns: arguments.on_late,
+        surely_from_ns: arguments.kept.on_late,
         in_detail: true,
         cpus: arguments.own.asked(),
     };
@@ -217,7 +277,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let (mut live, header) = Live::begin(sources, &wish, watch, pace)?;
     let recorder = Recorder::start(store, Header { every_ns: Some(arguments.every), ..header })?;
     let progress = Progress::new(format!("Recording to {name}")).until_interrupted();
-    let mut recording = Recording { recorder, is_asked, progress, started: Instant::now(), late: 0, lost: 0 };
+    let mut recording = Recording { recorder, triggers, progress, started: Instant::now(), late: 0, lost: 0 };
     drive(&mut live, &mut recording)?;
     drop(live);
     let Recording { recorder, progress, .. } = recording;
@@ -237,8 +297,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
 /// Records ticks, and shows how many.
 struct Recording {
     recorder: Recorder,
-    /// Whether SIGUSR1 has asked for a file.
-    is_asked: Arc<AtomicBool>,
+    triggers: Triggers,
     progress: Progress,
     started: Instant,
     late: u64,
@@ -247,7 +306,7 @@ struct Recording {
 
 impl Sink for Recording {
     fn poll(&mut self) -> anyhow::Result<()> {
-        if self.is_asked.swap(false, Ordering::Relaxed) {
+        if self.triggers.have_fired() {
             self.recorder.request_file();
         }
         Ok(())

@@ -74,6 +74,8 @@ struct AttachedSources {
     session: Option<Session>,
     /// Errors of sources that failed since the last tick.
     problems: Vec<String>,
+    /// Names of the sources that failed since the last tick.
+    failed: Vec<&'static str>,
     /// Records what is measured while it is shown.
     recorder: Option<Recorder>,
 }
@@ -197,7 +199,7 @@ impl Ticks for Live {
 
 impl AttachedSources {
     fn new(sources: Vec<LiveSource>, session: Option<Session>) -> Self {
-        AttachedSources { sources, session, problems: Vec::new(), recorder: None }
+        AttachedSources { sources, session, problems: Vec::new(), failed: Vec::new(), recorder: None }
     }
 
     /// Passes the late events that have arrived to the sink.
@@ -234,6 +236,7 @@ impl AttachedSources {
         for at in (0..self.sources.len()).rev() {
             if let Some(error) = self.sources[at].failed.take() {
                 let name = self.sources.remove(at).feed.card.name;
+                self.failed.push(name);
                 self.problems.push(format!("{name} has failed, and the others go on: {error:#}"));
                 last = Some(error);
             }
@@ -276,7 +279,12 @@ impl AttachedSources {
             recorder.tick(lines.clone());
             self.problems.extend(recorder.take_problem());
         }
-        Ok(Tick { lines, problems: std::mem::take(&mut self.problems), ..Tick::default() })
+        Ok(Tick {
+            lines,
+            problems: std::mem::take(&mut self.problems),
+            failed: std::mem::take(&mut self.failed),
+            ..Tick::default()
+        })
     }
 }
 

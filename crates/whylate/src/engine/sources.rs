@@ -44,7 +44,8 @@ pub struct Wish {
 }
 
 impl Wish {
-    fn takes(&self, card: &Card) -> bool {
+    /// Returns whether a source is to be attached.
+    pub fn takes(&self, card: &Card) -> bool {
         self.only.is_empty() || self.only.iter().any(|name| name == card.name)
     }
 

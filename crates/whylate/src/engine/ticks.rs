@@ -23,6 +23,8 @@ pub struct Tick {
     pub is_after_gap: bool,
     /// Problems since the last tick: of live sources that are left out from now on, and of the recording.
     pub problems: Vec<String>,
+    /// Names of the live sources that have failed since the last tick.
+    pub failed: Vec<&'static str>,
 }
 
 impl Tick {

@@ -6,4 +6,5 @@ pub mod export;
 pub mod extension;
 pub mod html;
 pub mod json;
+pub mod metrics;
 pub mod text;

@@ -1,0 +1,297 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `whylate serve`: counters for Prometheus, and profiles and reports on request.
+
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, anyhow};
+use clap::Args;
+use whylate_model::recording::{Header, Line};
+use whylate_model::sources::{CARDS, named};
+use whylate_model::totals::{ALL_SOURCES, Totals};
+use whylate_model::units::printable;
+use whylate_model::{Card, LateEvent};
+use whylate_sources::kernel::clock;
+use whylate_sources::kernel::passed_sockets::notify_ready;
+
+use crate::cli::arguments::OwnCpus;
+use crate::cli::record::{Kept, Triggers, every};
+use crate::cli::values::{duration_ns, source};
+use crate::cli::{Origin, UsageError};
+use crate::engine::live::{Live, NOW_AND_THEN, Pace};
+use crate::engine::replay::Replay;
+use crate::engine::sources::{self, Wish};
+use crate::engine::ticks::{Sink, Tick, drive};
+use crate::engine::watch::{Ended, Watch};
+use crate::render::metrics::{Own, Pages};
+use crate::serve::cost::Cost;
+use crate::serve::listener::{Address, Listener};
+use crate::serve::{Published, Server};
+use crate::store::Recorder;
+use crate::store::play::Recording;
+
+/// Export what all sources see to Prometheus: latencies, what is late, and who causes it
+///
+/// Counters are at /metrics, as text and as protobuf with native histograms. /debug/pprof/offcpu?seconds=N is a profile of where
+/// threads wait, /debug/report?seconds=N a report. Only this machine can connect unless --listen says otherwise; names of processes
+/// and cgroups are in the metrics.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+examples:
+    # metrics at http://127.0.0.1:9797/metrics, every 10 s
+    whylate serve
+    # for a Prometheus on another machine
+    whylate serve --listen 10.0.0.7:9797
+    # and a recording of the week, for whylate replay
+    whylate serve --record /var/log/whylate/ --keep 7d --max-size 2G
+    # a file of the last 15 minutes when tasks wait for a CPU
+    whylate serve --record flights/ --ring 15m --on-pressure 'cpu.some>20%/2s'
+    # the metrics of a recording, as fast as it was made
+    whylate replay web1.whylate serve")]
+pub struct Arguments {
+    /// Address to listen on, with its port, or unix:PATH; several times for several [default: 127.0.0.1:9797, or the sockets that systemd passes]
+    #[arg(long, value_name = "ADDRESS")]
+    listen: Vec<Address>,
+    /// Only these sources, e.g. wq,offcpu
+    #[arg(long, value_name = "SOURCES", value_delimiter = ',', value_parser = source)]
+    sources: Vec<String>,
+    #[command(flatten)]
+    own: OwnCpus,
+    /// Explain each latency this long or longer [default: each source's own limit, as in the overview]
+    #[arg(long, value_name = "THRESHOLD", value_parser = duration_ns)]
+    why: Option<u64>,
+    /// Interval at which the metrics change, from 100ms to 1h
+    #[arg(long, value_name = "INTERVAL", value_parser = every, default_value = "10s")]
+    every: u64,
+    /// End after this time (e.g. 10m, 1h)
+    #[arg(short, long, value_name = "DURATION", value_parser = duration_ns)]
+    duration: Option<u64>,
+    /// Also record, to this file (.whylate) or directory
+    #[arg(long, value_name = "FILE|DIR/")]
+    record: Option<PathBuf>,
+    #[command(flatten)]
+    kept: Kept,
+}
+
+/// Address without `--listen`.
+const DEFAULT: &str = "127.0.0.1:9797";
+
+/// Serves until a signal or the end of the duration.
+///
+/// # Errors
+/// Fails if no source can attach, or an address cannot be listened on.
+pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
+    let listeners = arguments.listeners()?;
+    let names: Vec<String> = listeners.iter().map(Listener::name).collect();
+    match origin {
+        Origin::Live => live(arguments, listeners, &names),
+        Origin::Recording(recording) => replay(arguments, recording, listeners, &names),
+    }
+}
+
+impl Arguments {
+    fn listeners(&self) -> anyhow::Result<Vec<Listener>> {
+        let passed = Listener::passed()?;
+        let mut addresses = self.listen.clone();
+        if addresses.is_empty() && passed.is_empty() {
+            addresses.push(DEFAULT.parse().map_err(|error: String| anyhow!(error))?);
+        }
+        if let Some(address) = addresses.iter().find(|address| address.is_exposed()) {
+            say!(
+                "whylate: other machines can read names of processes and cgroups at {address}: keep it within a trusted network"
+            );
+        }
+        let bound = addresses.iter().map(Listener::bind).collect::<anyhow::Result<Vec<_>>>()?;
+        Ok(passed.into_iter().chain(bound).collect())
+    }
+}
+
+fn live(arguments: &Arguments, listeners: Vec<Listener>, names: &[String]) -> anyhow::Result<()> {
+    let watch = Watch::of_signals().context("cannot watch for Ctrl-C")?;
+    if arguments.kept.needs_recording() && arguments.record.is_none() {
+        return Err(UsageError(anyhow!(
+            "--ring, --keep and --max-size are for a recording: give --record DIR/ with them"
+        ))
+        .into());
+    }
+    let triggers = arguments.kept.triggers()?;
+    let wish = Wish {
+        only: arguments.sources.clone(),
+        why_ns: arguments.why,
+        surely_from_ns: arguments.kept.on_late,
+        in_detail: true,
+        cpus: arguments.own.asked(),
+    };
+    let Some(sources) = sources::attach(&watch, &wish, &mut |_| ())? else {
+        say!("whylate: interrupted before anything was measured");
+        return Ok(());
+    };
+    for missing in &sources.unmeasured {
+        say!("whylate: cannot measure {}: {}", missing.source, printable(&missing.reason));
+    }
+    if let Some(left_out) = sources.left_out() {
+        say!("whylate: {}", printable(&left_out));
+    }
+    let measured: Vec<&str> = sources.looking.iter().map(|feed| feed.card.name).collect();
+    let wanted = CARDS.iter().filter(|card| wish.takes(card));
+    let attached = wanted.map(|card| (card.name, measured.contains(&card.name))).collect();
+    let interval = Duration::from_nanos(arguments.every);
+    let pace = Pace {
+        interval: Some(interval),
+        duration: arguments.duration.map(Duration::from_nanos),
+        poll: Some(NOW_AND_THEN),
+        ..Pace::default()
+    };
+    let (mut live, header) = Live::begin(sources, &wish, watch, pace)?;
+    let recorder = match &arguments.record {
+        Some(path) => {
+            let (store, _) = arguments.kept.store(Some(path), &header.host)?;
+            Some(Recorder::start(store, Header { every_ns: Some(arguments.every), ..header })?)
+        }
+        None => None,
+    };
+    let mut exporter = Exporter::new(clock::unix_ns(), attached, interval);
+    (exporter.recorder, exporter.triggers) = (recorder, Some(triggers));
+    exporter.publish(None)?;
+    let can_keep = arguments.kept.has_ring();
+    let server = Server::start(listeners, Arc::clone(&exporter.published), can_keep)?;
+    notify_ready();
+    say!("whylate: serving at {} (Ctrl-C ends it)", names.join(", "));
+    let driven = drive(&mut live, &mut exporter);
+    drop((server, live));
+    exporter.recorder.take().map_or(Ok(()), Recorder::end).and(driven)
+}
+
+fn replay(
+    arguments: &Arguments,
+    recording: &Recording,
+    listeners: Vec<Listener>,
+    names: &[String],
+) -> anyhow::Result<()> {
+    if arguments.record.is_some() {
+        return Err(UsageError(anyhow!("a replay cannot be recorded again: omit --record")).into());
+    }
+    let watch = Watch::of_signals().context("cannot watch for Ctrl-C")?;
+    let mut replay = Replay::new(recording.play()?);
+    let header = replay.header();
+    let attached = header.sources.iter().filter_map(|of| Some((named(&of.source)?.name, true)));
+    let attached = attached.chain(header.unmeasured.iter().filter_map(|of| Some((named(&of.source)?.name, false))));
+    let interval = Duration::from_nanos(arguments.every);
+    let mut exporter = Exporter::new(header.start_unix_ns, attached.collect(), interval);
+    exporter.replayed = Some(Replayed { watch, speed: recording.speed.unwrap_or(1.0), is_over: false });
+    exporter.publish(None)?;
+    let server = Server::start(listeners, Arc::clone(&exporter.published), false)?;
+    say!("whylate: serving at {} (Ctrl-C ends it)", names.join(", "));
+    drive(&mut replay, &mut exporter)?;
+    replay.finish()?;
+    // The last metrics stay.
+    if let Some(Replayed { watch, is_over: false, .. }) = exporter.replayed.take() {
+        let end = arguments.duration.map(|ns| Instant::now() + Duration::from_nanos(ns));
+        watch.until(end)?;
+    }
+    drop(server);
+    Ok(())
+}
+
+/// Adds ticks up, and publishes the sums.
+struct Exporter {
+    totals: Totals,
+    published: Arc<Published>,
+    attached: Vec<(&'static str, bool)>,
+    interval: Duration,
+    started_seconds: f64,
+    cost: Cost,
+    recorder: Option<Recorder>,
+    triggers: Option<Triggers>,
+    replayed: Option<Replayed>,
+}
+
+/// How a recording is replayed.
+struct Replayed {
+    watch: Watch,
+    speed: f64,
+    /// Whether a signal has ended it.
+    is_over: bool,
+}
+
+impl Exporter {
+    fn new(started_unix_ns: u64, attached: Vec<(&'static str, bool)>, interval: Duration) -> Self {
+        Exporter {
+            totals: Totals::new(started_unix_ns),
+            published: Arc::default(),
+            attached,
+            interval,
+            started_seconds: clock::unix_ns() as f64 / 1e9,
+            cost: Cost::default(),
+            recorder: None,
+            triggers: None,
+            replayed: None,
+        }
+    }
+
+    /// Publishes the sums after an interval, or the zeros before the first one.
+    fn publish(&mut self, interval: Option<Duration>) -> anyhow::Result<()> {
+        let own = Own {
+            sources: self.attached.clone(),
+            started_seconds: self.started_seconds,
+            refused: self.published.refused(),
+            ..self.cost.now()
+        };
+        self.published.publish(Pages::encode(&self.totals, &own)?, interval);
+        Ok(())
+    }
+
+    fn add(&mut self, line: &Line) {
+        match line {
+            Line::Snapshot(snapshot) => {
+                if let Some(card) = named(&snapshot.source) {
+                    self.totals.snapshot(card, snapshot);
+                }
+            }
+            Line::Account(account) => self.totals.lost(ALL_SOURCES, &account.lost),
+            _ => {}
+        }
+    }
+}
+
+impl Sink for Exporter {
+    fn late(&mut self, card: &'static Card, event: LateEvent) -> anyhow::Result<Option<LateEvent>> {
+        self.totals.late(card, &event);
+        // Nothing but a recording needs it any more.
+        Ok(self.recorder.is_some().then_some(event))
+    }
+
+    fn poll(&mut self) -> anyhow::Result<()> {
+        let is_asked = self.triggers.as_mut().is_some_and(Triggers::have_fired) | self.published.take_request_to_keep();
+        if let (true, Some(recorder)) = (is_asked, &self.recorder) {
+            recorder.request_file();
+        }
+        Ok(())
+    }
+
+    fn tick(&mut self, tick: Tick) -> anyhow::Result<ControlFlow<()>> {
+        let span_ns =
+            tick.lines.iter().filter_map(Line::span_unix_ns).map(|(first_ns, last_ns)| last_ns - first_ns).max();
+        tick.lines.iter().for_each(|line| self.add(line));
+        self.totals.end_span(span_ns.unwrap_or(0));
+        tick.report_problems();
+        for source in &tick.failed {
+            self.attached.iter_mut().filter(|(name, _)| name == source).for_each(|(_, measures)| *measures = false);
+        }
+        if let Some(recorder) = &mut self.recorder {
+            recorder.tick(tick.lines);
+            recorder.take_problem().into_iter().for_each(|problem| say!("whylate: {problem}"));
+        }
+        self.publish(Some(self.interval))?;
+        if let Some(Replayed { watch, speed, is_over }) = &mut self.replayed {
+            let pause = Duration::from_secs_f64((span_ns.unwrap_or(0) as f64 / 1e9 / *speed).min(3_600.0));
+            *is_over = watch.until(Some(Instant::now() + pause))? != Ended::Time;
+            if *is_over {
+                return Ok(ControlFlow::Break(()));
+            }
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+}
