@@ -48,7 +48,7 @@ K ?=
 
 .PHONY: unit
 unit: ## the tests that need neither root nor this kernel (T=NAME: one test)
-	@scripts/install-deps browser pages
+	@scripts/install-deps browser metrics pages
 	@scripts/check-tests unit $(T)
 
 .PHONY: test
@@ -56,7 +56,7 @@ test: ## all tests on this kernel (T=NAME: one test); those that need root are s
 ifneq ($(filter short_% whole_% matrix,$(T)),)
 	@$(MAKE) in-machines TESTS=$(patsubst matrix,whole_,$(T))
 else
-	@scripts/install-deps browser terminal debugger disks pages
+	@scripts/install-deps browser terminal debugger disks metrics pages
 	@scripts/check-tests $(T)
 endif
 

@@ -5,7 +5,7 @@
 use std::fs::{self, Permissions};
 use std::io::Read;
 use std::os::unix::fs::PermissionsExt as _;
-use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStderr, ChildStdout, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -61,6 +61,10 @@ impl Running {
 
     pub fn stdout(&mut self) -> Result<ChildStdout> {
         self.0.stdout.take().context("its output is in use")
+    }
+
+    pub fn stderr(&mut self) -> Result<ChildStderr> {
+        self.0.stderr.take().context("its messages are in use")
     }
 
     pub fn signal(&self, signal: Signal) -> Result<()> {

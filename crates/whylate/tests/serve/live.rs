@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The exporter on this machine. Runs as root.
+
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+
+use crate::client::{Served, get};
+use crate::lock::{lock_machine, lock_machine_to_inject};
+use crate::running::whylate;
+
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Returns the sum of a metric's samples with this text in their labels.
+fn sum(served: &Served, metric: &str, labels: &str) -> Result<f64> {
+    let text = get(served, "/metrics", "")?.text();
+    let samples = text.lines().filter(|line| line.starts_with(metric) && line.contains(labels));
+    let values = samples.map(|line| line.rsplit(' ').next().unwrap_or_default().parse::<f64>());
+    Ok(values.sum::<Result<f64, _>>()?)
+}
+
+fn wait_for(what: &str, mut is_there: impl FnMut() -> Result<bool>) -> Result<()> {
+    let deadline = Instant::now() + TIMEOUT;
+    while !is_there()? {
+        ensure!(Instant::now() < deadline, "{what}");
+        thread::sleep(Duration::from_millis(100));
+    }
+    Ok(())
+}
+
+fn recordings(directory: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path());
+    entries.filter(|path| path.extension().is_some_and(|extension| extension == "whylate")).collect()
+}
+
+#[test]
+fn injected_culprit_is_counted_and_kept() -> Result<()> {
+    let Some(_lock) = lock_machine_to_inject() else { return Ok(()) };
+    let directory = tempfile::tempdir()?;
+    let (socket, flights) = (directory.path().join("serve.sock"), directory.path().join("flights"));
+    let (address, into) = (format!("unix:{}", socket.display()), format!("{}/", flights.display()));
+    let served = Served::start(&[
+        "serve",
+        "--every",
+        "500ms",
+        "--sources",
+        "wq",
+        "--why",
+        "3ms",
+        "--listen",
+        &address,
+        "--record",
+        &into,
+        "--ring",
+        "1m",
+        "--after",
+        "1s",
+    ])?;
+    wait_for("it is ready", || Ok(get(&served, "/-/ready", "")?.status == 200))?;
+    let before = sum(&served, "whylate_caused_seconds_total", "bpf_wq_work")?;
+    let injected = whylate(&["inject", "work", "--items", "5", "--busy", "5ms"]).output()?;
+    ensure!(injected.status.success(), "{}", String::from_utf8_lossy(&injected.stderr));
+    // Items wait behind earlier ones: 5, 10, 15 and 20 ms.
+    wait_for("the work item is no culprit", || {
+        Ok(sum(&served, "whylate_caused_seconds_total", "bpf_wq_work")? - before >= 0.015)
+    })?;
+    ensure!(sum(&served, "whylate_attached", "source=\"wq\"")? == 1.0);
+    let mut stream = UnixStream::connect(&socket)?;
+    stream.write_all(b"POST /-/keep HTTP/1.1\r\n\r\n")?;
+    let mut reply = String::new();
+    stream.read_to_string(&mut reply)?;
+    ensure!(reply.starts_with("HTTP/1.1 200 "), "{reply}");
+    wait_for("a file", || Ok(!recordings(&flights).is_empty()))?;
+    drop(served);
+    let file = recordings(&flights).pop().context("a file")?;
+    let shown = whylate(&["replay", &file.to_string_lossy(), "wq", "--why", "3ms"]).output()?;
+    let shown = String::from_utf8_lossy(&shown.stdout);
+    ensure!(shown.contains("bpf_wq_work"), "{shown}");
+    Ok(())
+}
+
+#[test]
+fn profile_and_report_are_made_one_at_a_time() -> Result<()> {
+    let Some(_lock) = lock_machine() else { return Ok(()) };
+    let served = Served::start(&["serve", "--sources", "wq"])?;
+    // It is there before the second one.
+    let mut first = TcpStream::connect(&served.address)?;
+    first.write_all(b"GET /debug/pprof/offcpu?seconds=3 HTTP/1.1\r\n\r\n")?;
+    let second = get(&served, "/debug/report?seconds=1", "")?;
+    ensure!(second.status == 503, "{second:?}");
+    let mut profile = Vec::new();
+    first.read_to_end(&mut profile)?;
+    let body = profile.windows(4).position(|part| part == b"\r\n\r\n").context("a reply")? + 4;
+    ensure!(profile.starts_with(b"HTTP/1.1 200 "), "{}", String::from_utf8_lossy(&profile));
+    ensure!(profile[body..].starts_with(&[0x1f, 0x8b]), "it is no compressed profile");
+    let report = get(&served, "/debug/report?seconds=1", "")?;
+    ensure!(report.status == 200 && report.text().starts_with("<!"), "{:.200}", report.text());
+    Ok(())
+}
