@@ -55,6 +55,7 @@ fn show(selection: Selection, input: impl BufRead, out: &mut dyn Write) -> anyho
         lines_from_ns,
         worst: selection.worst,
         from_ns: 0,
+        is_verbose: true,
     };
     // The console level of this machine says nothing about the traced one. Trace timestamps start at boot.
     let mut output: Box<dyn Output> = match json {

@@ -7,6 +7,7 @@ use std::io::{self, Write};
 
 use whylate_model::folded::{Frame, Kind, Root, WOKEN_BY, labels, line};
 use whylate_model::path::{PathSegment, within};
+use whylate_model::sources::count_lost;
 use whylate_model::units::format_ns;
 use whylate_model::{Cause, LateEvent, Snapshot};
 
@@ -122,14 +123,14 @@ impl Chains {
         };
         let mut sentences = vec![total];
         sentences.extend(why::unexplained(&snapshot.unexplained, all_ns, "wait"));
-        let lost: u64 = snapshot.lost.values().sum();
+        let lost = count_lost(&snapshot.source, &snapshot.lost);
         sentences.extend((lost > 0).then(|| format!("{lost} lost.")));
         sentences.join(" ")
     }
 
     /// Returns the summary if events are unexplained or lost, for formats without a subtitle.
     pub fn gaps(&self, snapshot: &Snapshot) -> Option<String> {
-        let has_gaps = !snapshot.unexplained.is_none() || snapshot.lost.values().any(|&count| count > 0);
+        let has_gaps = !snapshot.unexplained.is_none() || count_lost(&snapshot.source, &snapshot.lost) > 0;
         has_gaps.then(|| self.summary(snapshot))
     }
 }
