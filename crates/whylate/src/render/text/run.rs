@@ -7,7 +7,7 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use serde_json::json;
-use whylate_model::folded::{Frame, Kind, line};
+use whylate_model::folded::{Frame, Kind, lines_of};
 use whylate_model::path::command::Explained;
 use whylate_model::path::members::Members;
 use whylate_model::path::{PathSegment, within};
@@ -95,14 +95,14 @@ fn color_of(segment: &PathSegment) -> Kind {
     }
 }
 
-/// Returns folded stacks.
+/// Returns folded stacks, in microseconds.
 fn folded(path: &[PathSegment]) -> Vec<String> {
     let joined = |frames: &[Frame]| frames.iter().map(|frame| frame.name.as_str()).collect::<Vec<_>>().join(";");
     let mut lines: BTreeMap<String, u64> = BTreeMap::new();
     for (frames, ns) in frames(path) {
         *lines.entry(joined(&frames)).or_default() += ns;
     }
-    lines.into_iter().map(|(frames, ns)| line(&frames, ns)).collect()
+    lines_of(lines)
 }
 
 /// Returns the enclosing waits of each segment, outermost first.
@@ -276,7 +276,7 @@ mod tests {
         assert_eq!(path.each_ref().map(color_of), [Kind::User, Kind::Runnable, Kind::Between]);
         assert_eq!(
             folded(&path),
-            ["at disk vda (read by cc1) 30000000", "cc1 waited for a CPU behind hog 20000000", "cc1 worked 10000000"]
+            ["at disk vda (read by cc1) 30000", "cc1 waited for a CPU behind hog 20000", "cc1 worked 10000"]
         );
     }
 
