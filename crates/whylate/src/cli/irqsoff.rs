@@ -166,6 +166,7 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<u8> {
             lines_from_ns: arguments.lines().then(|| arguments.lines_from_ns()),
             worst: arguments.worst(),
             json: arguments.schedule.json,
+            is_verbose: arguments.verbosity.verbose,
         };
         return import::read(file, |input| interrupts::print(selection, input)).map(|()| SUCCESS);
     }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 use whylate_model::Snapshot;
-use whylate_model::sources::{self, count_lost, lost_events};
+use whylate_model::sources::{self, SHARED, count_lost, lost_events};
 use whylate_model::units::{counted, format_ns, printable};
 
 /// Minimum age, in nanoseconds, of an item that still waits or runs to be mentioned.
@@ -47,10 +47,24 @@ pub fn rate(events: u64, duration_ns: u64) -> Option<String> {
 
 /// Writes the lost events, if any, and the command that explains the reasons.
 pub fn write_lost(out: &mut dyn Write, lost: &[String]) -> io::Result<()> {
-    if lost.is_empty() {
-        return Ok(());
-    }
-    writeln!(out, "lost: {} (see whylate help lost)", printable(&lost.join(", ")))
+    if lost.is_empty() { Ok(()) } else { writeln!(out, "{}", listed(lost)) }
+}
+
+fn listed(lost: &[String]) -> String {
+    format!("lost: {} (see whylate help lost)", printable(&lost.join(", ")))
+}
+
+/// Renders everything about the measurement itself in one line: what the CPU account has lost, by reason with
+/// `is_verbose`, and the options that show more.
+pub fn about(lost: &BTreeMap<String, u64>, duration_ns: u64, is_verbose: bool, more: &[&str]) -> String {
+    let reasons = by_reason(SHARED, lost);
+    let lost = match (is_verbose, reasons.is_empty()) {
+        (true, true) => Some("no event lost".to_owned()),
+        (true, false) => Some(listed(&reasons)),
+        (false, _) => rate(count_lost(SHARED, lost), duration_ns),
+    };
+    let more = (!more.is_empty()).then(|| format!("more: {}", more.join(", ")));
+    lost.into_iter().chain(more).collect::<Vec<_>>().join("; ")
 }
 
 /// Asserts, in debug builds, that the source's card explains each reason for lost events.
