@@ -25,7 +25,7 @@ use crate::cli::{UsageError, existing};
 /// procstat -ka, /proc/PID/stack, and folded stacks, also from mails, web pages and logs.
 #[derive(Debug, Args)]
 #[command(
-    mut_arg("verbose", |verbose| verbose.help("Traces: also print lost events by reason, and all long waits")),
+    mut_arg("verbose", |verbose| verbose.help("Traces: print all rows, all long waits, and lost events by reason")),
     after_help = "\
 examples:
     # a latency trace of ftrace, or a capture of trace_pipe

@@ -1,31 +1,31 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Renders the path of a command: how its elapsed time was spent.
 
+mod file;
+
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::os::unix::process::ExitStatusExt as _;
-use std::path::Path;
 use std::process::ExitStatus;
 
-use serde_json::json;
 use signal_hook::low_level::signal_name;
-use whylate_model::folded::{Frame, Kind, lines_of};
 use whylate_model::path::command::{Explained, LongWait};
 use whylate_model::path::members::Members;
-use whylate_model::path::{OTHERS, PathSegment, within};
-use whylate_model::units::{format_ns, printable};
+use whylate_model::path::{OTHERS, PathSegment};
+use whylate_model::units::{counted, format_ns, printable};
 use whylate_model::{ActorName, CauseKind};
 
-use super::offcpu::{svg, write_lines};
 use super::path::{self, of_name, what};
-use super::{footer, processes, why};
-use crate::json::write_line;
-use crate::render::extension::{Extension, chosen};
+use super::{footer, processes, text_of, why};
 
-/// Outside culprits below this share of the elapsed time are merged into one line, and their maximum number.
+pub use file::{form_of, write_file};
+
+/// Outside culprits below this share of the elapsed time are merged into one line.
 const SMALL_PERCENT: f64 = 0.5;
-const MAX_OUTSIDERS: usize = 10;
+/// Maximum number of outside culprits, and of lines of the path, unless all of them are asked for.
+const MAX_OUTSIDERS: usize = 4;
+const MAX_ROWS: usize = 8;
 // How an outside culprit delayed the command.
 const OCCUPIED_CPU: &str = "occupied its CPU";
 const IRQS_OFF: &str = "had interrupts off on its CPU";
@@ -33,114 +33,6 @@ const THROTTLED: &str = "throttled it";
 const WAITED_FOR: &str = "worked while the command waited for it";
 /// Waits below this share of the elapsed time are not listed one by one, and smaller shares are not in the verdict.
 const LONG_PERCENT: f64 = 1.0;
-
-/// Format of the output file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Form {
-    /// A flame graph.
-    Svg,
-    /// Folded stacks, one per line.
-    Folded,
-    /// Events that Perfetto and chrome://tracing open.
-    Trace,
-}
-
-/// Returns the format of a file with a path.
-///
-/// # Errors
-/// Fails if the file has another extension.
-pub fn form_of(path: &Path) -> anyhow::Result<Form> {
-    if Extension::from_path(path) == Some(Extension::Json) {
-        let name = printable(&path.to_string_lossy());
-        say!(
-            "whylate: {name} gets a trace for Perfetto, as before: name it .trace.json, as .json will be that of --json"
-        );
-        return Ok(Form::Trace);
-    }
-    chosen(path, &[(Extension::Svg, Form::Svg), (Extension::Folded, Form::Folded), (Extension::Trace, Form::Trace)])
-}
-
-/// Writes the path in a format.
-///
-/// # Errors
-/// Fails if the writer does.
-pub fn write_file(out: &mut dyn Write, form: Form, explained: &Explained) -> io::Result<()> {
-    match form {
-        Form::Trace => write_line(out, &events(&explained.path))?,
-        Form::Folded => write_lines(out, &folded(&explained.path))?,
-        Form::Svg => {
-            let legend = "light blue: worked; orange: others occupied its CPU; gray: waited";
-            svg::write_frames(out, "Critical path", legend, &frames(&explained.path))?;
-        }
-    }
-    out.flush()
-}
-
-/// Returns stacks with their nanoseconds: the enclosing waits of each segment, and the segment. TIDs are stripped.
-fn frames(path: &[PathSegment]) -> Vec<(Vec<Frame>, u64)> {
-    let path: Vec<PathSegment> = path.iter().map(of_name).collect();
-    let mut stacks: BTreeMap<Vec<Frame>, u64> = BTreeMap::new();
-    for (segment, waits) in path.iter().zip(waits_of(&path)) {
-        let mut frames: Vec<Frame> = waits.iter().map(|wait| Frame::new(Kind::Label, wait)).collect();
-        frames.push(Frame::new(color_of(segment), &what(segment)));
-        *stacks.entry(frames).or_default() += segment.ns;
-    }
-    stacks.into_iter().collect()
-}
-
-/// Returns the kind of frame that colors a segment: work, a culprit, or a wait.
-fn color_of(segment: &PathSegment) -> Kind {
-    match segment.kind {
-        _ if segment.is_ready() => Kind::Runnable,
-        CauseKind::Running => Kind::User,
-        CauseKind::Work | CauseKind::Irq | CauseKind::Softirq | CauseKind::Nmi | CauseKind::Steal => Kind::Runnable,
-        _ => Kind::Between,
-    }
-}
-
-/// Returns folded stacks, in microseconds.
-fn folded(path: &[PathSegment]) -> Vec<String> {
-    let joined = |frames: &[Frame]| frames.iter().map(|frame| frame.name.as_str()).collect::<Vec<_>>().join(";");
-    let mut lines: BTreeMap<String, u64> = BTreeMap::new();
-    for (frames, ns) in frames(path) {
-        *lines.entry(joined(&frames)).or_default() += ns;
-    }
-    lines_of(lines)
-}
-
-/// Returns the enclosing waits of each segment, outermost first.
-fn waits_of(path: &[PathSegment]) -> Vec<Vec<String>> {
-    let named = |wait: Option<&PathSegment>| {
-        // A waiter without own segments is unknown.
-        let Some(wait) = wait else { return "...".to_owned() };
-        let via = wait.via.as_deref().map_or_else(String::new, |via| format!(" in {via}"));
-        printable(&format!("{} waited{via}", wait.waiter_name()))
-    };
-    within(path).into_iter().map(|waits| waits.into_iter().map(named).collect()).collect()
-}
-
-/// Returns the path as trace events (JSON) on one track, each wait around its segments.
-fn events(path: &[PathSegment]) -> serde_json::Value {
-    let event = |name: &str, begin_ns: u64, end_ns: u64| {
-        let us = |ns: u64| ns as f64 / 1e3;
-        json!({"name": name, "ph": "X", "pid": 1, "tid": 1, "ts": us(begin_ns), "dur": us(end_ns - begin_ns)})
-    };
-    let (mut events, mut now_ns) = (
-        vec![json!({"name": "thread_name", "ph": "M", "pid": 1, "tid": 1,
-                                                "args": {"name": "critical path"}})],
-        0,
-    );
-    let mut open: Vec<(String, u64)> = Vec::new();
-    for (segment, within) in path.iter().zip(waits_of(path)) {
-        let same = open.iter().zip(&within).take_while(|((name, _), other)| name == *other).count();
-        events.extend(open.drain(same..).map(|(name, began_ns)| event(&name, began_ns, now_ns)));
-        open.extend(within[same..].iter().map(|name| (name.clone(), now_ns)));
-        events.push(event(&what(segment), now_ns, now_ns + segment.ns));
-        now_ns += segment.ns;
-    }
-    events.extend(open.into_iter().map(|(name, began_ns)| event(&name, began_ns, now_ns)));
-    json!({"traceEvents": events, "displayTimeUnit": "ns"})
-}
 
 /// What is written of a command, beside its path.
 #[derive(Debug)]
@@ -161,10 +53,8 @@ pub struct RunScreen<'a> {
 pub fn write(out: &mut dyn Write, command: &str, explained: &Explained, shown: &RunScreen<'_>) -> io::Result<()> {
     let outsiders = outsiders(explained);
     writeln!(out, "{}", verdict(command, explained, shown.status, &outsiders))?;
-    write_outsiders(out, explained, &outsiders)?;
-    writeln!(out, "\nWHERE THE TIME WENT")?;
-    let by_name: Vec<PathSegment> = explained.path.iter().map(of_name).collect();
-    path::write(out, &by_name, 2)?;
+    write_outsiders(out, explained, &outsiders, shown.is_verbose)?;
+    write_path(out, explained, shown.is_verbose)?;
     write_longest(out, explained, shown.is_verbose)?;
     if let Some(members) = shown.tree {
         writeln!(out)?;
@@ -233,6 +123,20 @@ fn waited_for(segment: &PathSegment) -> String {
     }
 }
 
+/// Writes the rows of the path, the first ones only unless `is_verbose`.
+fn write_path(out: &mut dyn Write, explained: &Explained, is_verbose: bool) -> io::Result<()> {
+    writeln!(out, "\nWHERE THE TIME WENT")?;
+    let by_name: Vec<PathSegment> = explained.path.iter().map(of_name).collect();
+    let text = text_of(|out| path::write(out, &by_name, 2));
+    let rows = text.lines().count();
+    let shown = if is_verbose || rows <= MAX_ROWS + 1 { rows } else { MAX_ROWS };
+    text.lines().take(shown).try_for_each(|row| writeln!(out, "{row}"))?;
+    match rows - shown {
+        0 => Ok(()),
+        more => writeln!(out, "     ... ({} more with -v)", counted(more as u64, "line")),
+    }
+}
+
 /// Writes the longest wait, unless a row of the path is that wait; with `is_verbose`, all long waits.
 fn write_longest(out: &mut dyn Write, explained: &Explained, is_verbose: bool) -> io::Result<()> {
     let is_long = |wait: &&LongWait| percent(wait.ns, explained) >= LONG_PERCENT;
@@ -294,8 +198,13 @@ fn outsiders(explained: &Explained) -> Vec<Outsider> {
     outsiders
 }
 
-/// Writes the outsiders with their delays, if these are worth naming.
-fn write_outsiders(out: &mut dyn Write, explained: &Explained, outsiders: &[Outsider]) -> io::Result<()> {
+/// Writes the outsiders with their delays, if these are worth naming; only the first ones unless `is_verbose`.
+fn write_outsiders(
+    out: &mut dyn Write,
+    explained: &Explained,
+    outsiders: &[Outsider],
+    is_verbose: bool,
+) -> io::Result<()> {
     let all_ns: u64 = outsiders.iter().map(|outsider| outsider.ns).sum();
     if percent(all_ns, explained) < SMALL_PERCENT {
         return Ok(());
@@ -303,7 +212,8 @@ fn write_outsiders(out: &mut dyn Write, explained: &Explained, outsiders: &[Outs
     let at_least = if explained.is_folded { "at least " } else { "" };
     writeln!(out, "\nCULPRITS, {at_least}{} in total", format_ns(all_ns))?;
     let is_shown = |outsider: &&Outsider| percent(outsider.ns, explained) >= SMALL_PERCENT;
-    let shown = outsiders.iter().take(MAX_OUTSIDERS).take_while(is_shown).count();
+    let most = if is_verbose { outsiders.len() } else { MAX_OUTSIDERS };
+    let shown = outsiders.iter().take(most).take_while(is_shown).count();
     let (shown, small) = outsiders.split_at(if outsiders.len() - shown > 1 { shown } else { outsiders.len() });
     for Outsider { who, how, ns } in shown {
         writeln!(out, "  {:>5.1}% {:>8}  {who} {how}", percent(*ns, explained), format_ns(*ns))?;
@@ -369,7 +279,7 @@ mod tests {
         insta::assert_snapshot!(screens_of(|out, _| write(out, "make", &explained, &shown(false, 0))));
         insta::assert_snapshot!(
             "v_shows_all_long_waits",
-            crate::render::text::text_of(|out| write(out, "make", &explained, &shown(true, 2 << 8)))
+            text_of(|out| write(out, "make", &explained, &shown(true, 2 << 8)))
         );
     }
 
@@ -429,8 +339,7 @@ mod tests {
         };
         let longest = |path: Vec<PathSegment>, wait| {
             let explained = Explained { elapsed_ns, path, is_folded: false, longest: vec![wait] };
-            [false, true]
-                .map(|is_verbose| crate::render::text::text_of(|out| write_longest(out, &explained, is_verbose)))
+            [false, true].map(|is_verbose| text_of(|out| write_longest(out, &explained, is_verbose)))
         };
         let shown = "after 20.0ms: sleep:5 waited 180ms in clock_nanosleep\n  100.0%    180ms  until a timer expired\n";
         let only = longest(path.clone(), wait(&path[1..]));
@@ -441,15 +350,23 @@ mod tests {
     }
 
     #[test]
-    fn graph_tells_work_waits_and_culprits_apart() {
-        let behind =
-            PathSegment { ready: Some("cc1:5".parse().expect("any text")), ..part(20, CauseKind::Thread, "hog:7") };
-        let path = [part(10, CauseKind::Running, "cc1:5"), behind, part(30, CauseKind::Disk, "vda (read by cc1:5)")];
-        assert_eq!(path.each_ref().map(color_of), [Kind::User, Kind::Runnable, Kind::Between]);
-        assert_eq!(
-            folded(&path),
-            ["at disk vda (read by cc1) 30000", "cc1 waited for a CPU behind hog 20000", "cc1 worked 10000"]
-        );
+    fn first_rows_fit_a_screen_and_v_shows_all() {
+        let ran = |number: u64| {
+            let ready = Some(ActorName::thread("cc1", 5));
+            PathSegment { ready, ..part(100 - number, CauseKind::Thread, &format!("job-{number}:7")) }
+        };
+        let path: Vec<PathSegment> = (0..20).map(ran).collect();
+        let elapsed_ns = path.iter().map(|segment| segment.ns).sum();
+        let explained = Explained { elapsed_ns, path, is_folded: false, longest: Vec::new() };
+        let lost = BTreeMap::new();
+        let lines = |is_verbose| {
+            let screen = RunScreen { status: None, lost: &lost, tree: None, is_verbose, more: vec!["-v"] };
+            let text = text_of(|out| write(out, "make", &explained, &screen));
+            assert_eq!(text.contains("     ... (13 lines more with -v)\n"), !is_verbose, "{text}");
+            assert_eq!(text.contains(" 16 others\n"), !is_verbose, "{text}");
+            text.lines().count()
+        };
+        assert_eq!((lines(false), lines(true)), (21, 48));
     }
 
     #[test]
@@ -467,8 +384,8 @@ mod tests {
             part(5, CauseKind::Softirq, "others"),
         ];
         let explained = Explained { elapsed_ns: 111_000_000, path, is_folded: false, longest: Vec::new() };
-        let written = |out: &mut dyn Write| write_outsiders(out, &explained, &outsiders(&explained));
-        insta::assert_snapshot!(crate::render::text::text_of(written), @r"
+        let written = |out: &mut dyn Write| write_outsiders(out, &explained, &outsiders(&explained), false);
+        insta::assert_snapshot!(text_of(written), @r"
 
         CULPRITS, 66.0ms in total
            36.0%   40.0ms  server:9 worked while the command waited for it
