@@ -129,12 +129,16 @@ pub fn waiting(snapshot: &Snapshot, hide_idle: bool) -> impl Iterator<Item = &St
     })
 }
 
-/// Returns sorted folded lines: frames separated by semicolons, a space, and microseconds, as bcc's `offcputime -f` has
-/// them. Stacks with equal frames are merged.
+/// Returns sorted folded lines of stacks. Stacks with equal frames are merged.
 pub fn lines<'a>(stacks: impl IntoIterator<Item = &'a Stack>, root: Root) -> Vec<String> {
-    let sums = sums(stacks, root, |frame| frame.name).into_iter();
-    let lines = sums.map(|(frames, ns)| (frames, ns.saturating_add(500) / 1000)).filter(|&(_, us)| us > 0);
-    lines.map(|(frames, us)| line(&frames, us)).collect()
+    lines_of(sums(stacks, root, |frame| frame.name))
+}
+
+/// Returns folded lines of joined frames with their nanoseconds: the frames, a space, and microseconds, as bcc's
+/// `offcputime -f` has them.
+pub fn lines_of(sums: BTreeMap<String, u64>) -> Vec<String> {
+    let lines = sums.into_iter().map(|(frames, ns)| (frames, ns.saturating_add(500) / 1000));
+    lines.filter(|&(_, us)| us > 0).map(|(frames, us)| line(&frames, us)).collect()
 }
 
 /// Returns lines like [`lines`], but in nanoseconds and with another name for each frame.

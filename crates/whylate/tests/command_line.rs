@@ -101,6 +101,28 @@ fn only_what_is_late_is_colored() -> Result<()> {
 
 const RECORDINGS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/recordings");
 
+/// One line says how many events were lost, and with -v why.
+#[test]
+fn v_lists_lost_events_by_reason() -> Result<()> {
+    let recording = format!("{RECORDINGS}/sources-6.18.whylate");
+    for command in ["wq", "timerlat top -q", "irqsoff", "offcpu", "offcpu --why 10ms"] {
+        let printed = |last: &[&str]| -> Result<String> {
+            let words: Vec<&str> = ["replay", &recording].into_iter().chain(command.split(' ')).collect();
+            Ok(text(&output_of(&[&words, last].concat())?.stdout))
+        };
+        let (brief, verbose) = (printed(&[])?, printed(&["-v"])?);
+        ensure!(brief.contains("/s): -v shows why\n") && !brief.contains("\nlost: "), "{command}: {brief}");
+        ensure!(verbose.contains("\nlost: ") && !verbose.contains("-v shows why"), "{command}: {verbose}");
+    }
+    // All that block counts there are requests of whylate itself, which are left out on purpose.
+    let recording = format!("{RECORDINGS}/paths-6.18.whylate");
+    let printed = text(&output_of(&["replay", &recording, "block", "-v"])?.stdout);
+    ensure!(!printed.contains("lost"), "{printed}");
+    let json = text(&output_of(&["replay", &recording, "block", "--json"])?.stdout);
+    ensure!(json.contains(r#""own":258"#), "{json}");
+    Ok(())
+}
+
 /// The rule of docs/command-line.md.
 #[test]
 fn statuses_mean_the_same_in_every_command() -> Result<()> {

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use super::{Headline, HeldUp, LateCounts, LateOf};
 use crate::recording::{Measured, Unmeasured};
 use crate::snapshot::{Sleeper, Unexplained};
-use crate::sources::{Card, Judged, Remark, named};
+use crate::sources::{Card, Judged, Remark, count_lost, named};
 use crate::units::{format_ns, format_round_ns};
 use crate::{Histogram, Snapshot};
 
@@ -104,7 +104,7 @@ impl<'a> SourceSummary<'a> {
 
     /// Returns whether there was nothing to measure.
     pub fn is_nothing(&self) -> bool {
-        !self.has_series && self.lost.is_empty()
+        !self.has_series && count_lost(self.card.name, &self.lost) == 0
     }
 
     /// Removes the sources that had nothing to measure and for which the recording has a reason; returns them with the

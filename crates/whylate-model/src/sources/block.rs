@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `block`: disk I/O requests.
 
-use super::lost::reason;
+use super::lost::{left_out, reason};
 use super::{Card, EventWords, Judged};
 
 /// Latency of I/O requests, from submission to completion.
@@ -19,7 +19,7 @@ pub static BLOCK: Card = Card {
         reason("buckets_full", "the memory for histograms was full"),
         reason("held_full", "the table of bios held back by cgroup limits was full"),
         reason("in_progress_full", "the table of requests in progress was full"),
-        reason("own", "requests of whylate itself, which are left out"),
+        left_out("own", "requests of whylate itself, which are left out on purpose, so they are not lost"),
         reason("reused", "a request started in the memory of one that was not seen to end"),
         reason("series_full", "more processes, threads or cgroups submitted at once than the table of series holds"),
         reason(

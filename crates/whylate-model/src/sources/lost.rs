@@ -8,10 +8,16 @@ pub struct Reason {
     pub name: &'static str,
     /// Meaning, in one line.
     pub meaning: &'static str,
+    /// Whether the events are missing from the figures; otherwise they are left out on purpose, and only counted.
+    pub is_lost: bool,
 }
 
 pub(super) const fn reason(name: &'static str, meaning: &'static str) -> Reason {
-    Reason { name, meaning }
+    Reason { name, meaning, is_lost: true }
+}
+
+pub(super) const fn left_out(name: &'static str, meaning: &'static str) -> Reason {
+    Reason { name, meaning, is_lost: false }
 }
 
 /// Reasons of all sources.

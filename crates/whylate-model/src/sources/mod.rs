@@ -19,11 +19,16 @@ pub use sqpoll::SQPOLL;
 pub use timerlat::TIMERLAT;
 pub use wq::WQ;
 
+use std::collections::BTreeMap;
+
 use crate::late::LateKind;
 use crate::{Histogram, LateEvent, Snapshot};
 
 /// All sources, in listing order.
 pub static CARDS: [&Card; 6] = [&WQ, &TIMERLAT, &IRQSOFF, &OFFCPU, &SQPOLL, &BLOCK];
+
+/// Stands for a source's name where something is lost by what the sources share, such as the CPU account.
+pub const SHARED: &str = "all";
 
 /// Properties of a source, and the thresholds by which the overview judges it.
 #[derive(Debug)]
@@ -191,15 +196,37 @@ impl Card {
         reasons
     }
 
+    /// Returns what is known of a reason.
+    pub fn reason(&self, name: &str) -> Option<&'static Reason> {
+        self.lost.iter().chain(SHARED_LOST).find(|known| known.name == name)
+    }
+
     /// Returns the meaning of a reason.
     pub fn meaning(&self, reason: &str) -> Option<&'static str> {
-        self.lost.iter().chain(SHARED_LOST).find(|known| known.name == reason).map(|known| known.meaning)
+        self.reason(reason).map(|known| known.meaning)
     }
 }
 
 /// Returns the card of the source of this name.
 pub fn named(name: &str) -> Option<&'static Card> {
     CARDS.into_iter().find(|card| card.name == name)
+}
+
+/// Returns the counts of a source's lost events by reason, without zeros and without events that are left out on
+/// purpose. What the sources share has no card, and lost all that it counts.
+pub fn lost_events<'a>(
+    source: &str,
+    counts: &'a BTreeMap<String, u64>,
+) -> impl Iterator<Item = (&'a str, u64)> + use<'a> {
+    let card = named(source);
+    let is_lost = move |reason: &str| card.and_then(|card| card.reason(reason)).is_none_or(|known| known.is_lost);
+    let counts = counts.iter().map(|(reason, &count)| (reason.as_str(), count));
+    counts.filter(move |&(reason, count)| count > 0 && is_lost(reason))
+}
+
+/// Returns the number of a source's lost events.
+pub fn count_lost(source: &str, counts: &BTreeMap<String, u64>) -> u64 {
+    lost_events(source, counts).fold(0, |all, (_, count)| all.saturating_add(count))
 }
 
 #[cfg(test)]
@@ -218,8 +245,16 @@ mod tests {
     }
 
     #[test]
+    fn events_left_out_on_purpose_are_not_lost() {
+        let counts = [("own", 3), ("unmatched", 2), ("reused", 0), ("new", 1)];
+        let counts = counts.map(|(reason, count)| (reason.to_owned(), count)).into();
+        assert_eq!(lost_events(BLOCK.name, &counts).collect::<Vec<_>>(), [("new", 1), ("unmatched", 2)]);
+        assert_eq!((count_lost(BLOCK.name, &counts), count_lost(SHARED, &counts)), (3, 6));
+    }
+
+    #[test]
     fn meanings_fit_one_line() {
-        for Reason { name, meaning } in CARDS.into_iter().flat_map(Card::reasons) {
+        for Reason { name, meaning, .. } in CARDS.into_iter().flat_map(Card::reasons) {
             assert!((20..=120).contains(&meaning.len()) && !meaning.contains('\n'), "{name}: {}", meaning.len());
         }
     }

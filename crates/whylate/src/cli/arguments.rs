@@ -43,6 +43,14 @@ impl Schedule {
     }
 }
 
+/// How much is printed, for commands that print figures.
+#[derive(Clone, Copy, Debug, Default, Args)]
+pub struct Verbosity {
+    /// Also print lost events by reason
+    #[arg(short, long)]
+    pub verbose: bool,
+}
+
 /// Help text of `--why` for sources that explain run-queue waits.
 pub const WAITS: &str =
     "Explain each wait for a CPU this long or longer (e.g. 5ms): its causes, which add up to it, and the main culprits";

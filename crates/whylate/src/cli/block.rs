@@ -7,7 +7,7 @@ use whylate_model::sources::BLOCK;
 use whylate_model::units::printable;
 use whylate_sources::block::{BlockOptions, By};
 
-use crate::cli::arguments::{Explain, Rank, Record, Schedule};
+use crate::cli::arguments::{Explain, Rank, Record, Schedule, Verbosity};
 use crate::cli::runner::{Query, Stream, drive};
 use crate::cli::values::duration_ns;
 use crate::cli::{FAILURE, Origin};
@@ -37,7 +37,10 @@ examples:
     whylate block --why 20ms
     # the 5 longest requests of a minute, explained
     whylate block --worst 5 -d 1m")]
-#[command(mut_arg("duration", |duration| duration.value_parser(duration_not_disk)))]
+#[command(
+    mut_arg("duration", |duration| duration.value_parser(duration_not_disk)),
+    mut_arg("verbose", |verbose| verbose.help("Also print all phases, the flags and the sector of each late request, and lost events by reason"))
+)]
 pub struct Arguments {
     #[command(flatten)]
     shape: Shape,
@@ -53,6 +56,8 @@ pub struct Arguments {
     rank: Rank,
     #[command(flatten)]
     schedule: Schedule,
+    #[command(flatten)]
+    verbosity: Verbosity,
     #[command(flatten)]
     record: Record,
     /// What marks the start of a request: fexit, io_start, insert, or auto for the best that works
@@ -73,6 +78,7 @@ impl Arguments {
             thresholds: self.thresholds(),
             rank_by: self.rank.into(),
             lines_only: self.has_lines() && !(self.schedule.json || self.shape.table || self.schedule.repeats()),
+            is_verbose: self.verbosity.verbose,
         }
     }
 

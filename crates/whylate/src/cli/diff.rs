@@ -10,6 +10,7 @@ use clap::Args;
 use whylate_model::Snapshot;
 use whylate_model::diff::{About, Comparison, Diff, Lengths, block_ns};
 use whylate_model::recording::{Header, Line};
+use whylate_model::sources::{SHARED, count_lost};
 
 use crate::cli::UsageError;
 use crate::cli::values::span;
@@ -21,9 +22,6 @@ use crate::render::text::fit::{Fit, terminal_columns};
 use crate::store::Span;
 use crate::store::play::{Recording, nothing_in_span};
 use crate::store::times::{Given, given};
-
-/// Source name for lost events of the shared CPU account.
-const OF_ALL: &str = "all";
 
 /// Show what differs between two recordings, or between two spans of one
 ///
@@ -143,10 +141,10 @@ fn measure(recording: &Recording, reports_missing: bool) -> anyhow::Result<Side>
         Line::Snapshot(snapshot) => {
             about.start_unix_ns = about.start_unix_ns.min(snapshot.start_unix_ns);
             lengths.add(&snapshot);
-            *lost.entry(snapshot.source.clone()).or_default() += snapshot.lost.values().sum::<u64>();
+            *lost.entry(snapshot.source.clone()).or_default() += count_lost(&snapshot.source, &snapshot.lost);
         }
         Line::Account(account) => {
-            *lost.entry(OF_ALL.to_owned()).or_default() += account.lost.values().sum::<u64>();
+            *lost.entry(SHARED.to_owned()).or_default() += account.lost.values().sum::<u64>();
         }
         _ => {}
     })?;

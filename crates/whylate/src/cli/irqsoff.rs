@@ -8,7 +8,7 @@ use whylate_model::late::Thresholds;
 use whylate_model::sources::IRQSOFF;
 use whylate_sources::irqsoff::{IrqsoffOptions, What, console_level};
 
-use crate::cli::arguments::{Explain, Record, Schedule};
+use crate::cli::arguments::{Explain, Record, Schedule, Verbosity};
 use crate::cli::import::{self, interrupts};
 use crate::cli::runner::{Query, Stream, drive};
 use crate::cli::values::{Cpus, duration_ns, period};
@@ -82,6 +82,8 @@ pub struct Arguments {
     #[command(flatten)]
     pub(crate) schedule: Schedule,
     #[command(flatten)]
+    verbosity: Verbosity,
+    #[command(flatten)]
     record: Record,
     /// How to measure: events, ticks, tracer, need_resched; auto uses events where the kernel has them, otherwise
     /// ticks, or need_resched with --preempt
@@ -102,6 +104,7 @@ impl Arguments {
             lines_from_ns: self.lines().then(|| self.lines_from_ns()),
             worst: self.worst(),
             from_ns: self.options().from_ns,
+            is_verbose: self.verbosity.verbose,
         }
     }
 
@@ -163,12 +166,14 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<u8> {
             lines_from_ns: arguments.lines().then(|| arguments.lines_from_ns()),
             worst: arguments.worst(),
             json: arguments.schedule.json,
+            is_verbose: arguments.verbosity.verbose,
         };
         return import::read(file, |input| interrupts::print(selection, input)).map(|()| SUCCESS);
     }
+    let (shown, columns) = (arguments.shown(), terminal_columns());
     let mut text: Box<dyn Output> = match arguments.timers {
-        true => Box::new(timers::TimerText::new(arguments.histogram, terminal_columns())),
-        false => Box::new(IrqsoffText::new(arguments.shown(), terminal_columns(), console_level())),
+        true => Box::new(timers::TimerText::new(shown.histogram, shown.is_verbose, columns)),
+        false => Box::new(IrqsoffText::new(shown, columns, console_level())),
     };
     // Preemption-off sections are only counted when late events are drained.
     let has_late_events = arguments.lines() || arguments.worst().is_some() || arguments.preempt;

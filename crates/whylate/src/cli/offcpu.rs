@@ -21,7 +21,7 @@ use whylate_sources::Threads;
 use whylate_sources::kernel::cgroups;
 use whylate_sources::offcpu::{CallGraph, Choice, KernelThreads, OffcpuOptions, Often, RATES_HZ, TRACE};
 
-use crate::cli::arguments::{Explain, Rank};
+use crate::cli::arguments::{Explain, Rank, Verbosity};
 use crate::cli::import::stacks;
 use crate::cli::runner::announce;
 use crate::cli::values::{duration_ns, seconds_ns};
@@ -168,6 +168,8 @@ pub struct Arguments {
     /// One JSON object
     #[arg(long, conflicts_with = "flat")]
     json: bool,
+    #[command(flatten)]
+    verbosity: Verbosity,
     /// How to measure: sample (the default), trace (every context switch), proc (without BPF), or auto (the cheaper of
     /// sample and trace; says why)
     #[arg(long, value_name = "BACKEND")]
@@ -571,7 +573,7 @@ fn show(
         if let Some(waits) = waits.as_mut().filter(|_| !arguments.json) {
             let mut out = Fit::stdout(true);
             waits.write(&mut out, &snapshot)?;
-            footer::write(&mut out, &snapshot)?;
+            footer::write(&mut out, &snapshot, arguments.verbosity.verbose)?;
             out.flush()?;
         } else if let Some(gaps) = chains.as_ref().and_then(|chains| chains.gaps(&snapshot)) {
             say!("whylate: {gaps}");
@@ -594,7 +596,7 @@ fn show(
         if let Some(waits) = &mut waits {
             waits.write(&mut out, &snapshot)?;
         }
-        footer::write(&mut out, &snapshot)?;
+        footer::write(&mut out, &snapshot, arguments.verbosity.verbose)?;
     }
     out.flush()?;
     Ok(())

@@ -14,7 +14,7 @@ use whylate_model::recording::{Header, Line, Measured, Unmeasured};
 use whylate_model::sources::named;
 use whylate_model::{Card, LateEvent, Merger, Snapshot, Stack};
 
-use crate::cli::arguments::{OwnCpus, Rank, Record};
+use crate::cli::arguments::{OwnCpus, Rank, Record, Verbosity};
 use crate::cli::values::duration_ns;
 use crate::cli::{LATE, Origin, SUCCESS, UsageError, program, record};
 use crate::engine::live::{Live, NOW_AND_THEN, Pace};
@@ -36,6 +36,7 @@ const DURATION_NS: u64 = 10_000_000_000;
 #[derive(Debug, Args)]
 #[command(
     mut_arg("rank_by", |by| by.alias("by")),
+    mut_arg("verbose", |verbose| verbose.help("Also print the other worst events or waits, lost events by reason, and what was not measured")),
     mut_arg("cpus", |cpus| cpus.conflicts_with_all(["pid", "comm", "cgroup"]))
 )]
 pub struct Arguments {
@@ -51,9 +52,8 @@ pub struct Arguments {
     /// One JSON object
     #[arg(long)]
     json: bool,
-    /// Also the other worst events or waits, lost events by reason, and what was not measured
-    #[arg(short, long)]
-    verbose: bool,
+    #[command(flatten)]
+    verbosity: Verbosity,
     /// Exit with status 4 if anything was late
     #[arg(long)]
     fail_if_late: bool,
@@ -88,8 +88,8 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<u8> {
     let record_to = arguments.record.output.as_deref();
     if let Some(program) = arguments.of.program(origin)? {
         arguments.are_of_one_program()?;
-        let Arguments { json, verbose, .. } = *arguments;
-        return program::run(&program, arguments.duration_ns(), json, verbose).map(|()| SUCCESS);
+        let Arguments { json, verbosity, .. } = *arguments;
+        return program::run(&program, arguments.duration_ns(), json, verbosity.verbose).map(|()| SUCCESS);
     }
     let look = match origin {
         Origin::Recording(recording) => {
@@ -112,7 +112,7 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<u8> {
     } else {
         let replay = if let Origin::Recording(recording) = origin { recording.command.clone() } else { None };
         let (columns, zone) = (terminal_columns(), TimeZone::system());
-        let screen = Screen { columns, is_verbose: arguments.verbose, zone, replay };
+        let screen = Screen { columns, is_verbose: arguments.verbosity.verbose, zone, replay };
         overview::write(&mut out, &look, &screen)?;
     }
     out.flush()?;

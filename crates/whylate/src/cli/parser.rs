@@ -251,6 +251,16 @@ mod tests {
         }
     }
 
+    #[test]
+    fn options_before_the_command_of_run_are_ours() {
+        let command_of = |line: &str| parsed(line).map(|cli| format!("{:?}", cli.command));
+        let run = command_of("run -v make -v --tree").expect("a command");
+        assert!(run.contains("verbose: true") && run.contains(r#"["make", "-v", "--tree"]"#), "{run}");
+        let run = command_of("run -- -v make").expect("a command");
+        assert!(run.contains("verbose: false") && run.contains(r#"["-v", "make"]"#), "{run}");
+        assert!(parsed("run -x make").is_err_and(|error| error.contains("unexpected argument '-x'")));
+    }
+
     fn parsed(line: &str) -> Result<Cli, String> {
         let words: Vec<OsString> = line.split(' ').map(OsString::from).collect();
         parse_words(&words).map_err(|error| error.to_string())

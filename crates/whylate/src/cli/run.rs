@@ -30,6 +30,7 @@ use whylate_sources::kernel::credentials::run_as_real_user;
 use whylate_sources::paths::{Recorded, Recorder};
 
 use crate::cli::SUCCESS;
+use crate::cli::arguments::Verbosity;
 use crate::cli::import::{self, switches};
 use crate::engine::progress::Progress;
 use crate::files;
@@ -46,7 +47,9 @@ const NOT_EXECUTABLE: u8 = 126;
 
 /// Run a command and show why it took so long: what its critical path consists of
 #[derive(Debug, Args)]
-#[command(after_help = "\
+#[command(
+    mut_arg("verbose", |verbose| verbose.help("Print all rows, all long waits, and lost events by reason")),
+    after_help = "\
 examples:
     # what the build waited for
     whylate run -- make -j4
@@ -60,7 +63,8 @@ examples:
 The command runs as the user who runs whylate: under sudo as root, unless --user names another.
 It gets none of the capabilities that whylate was given.
 The report goes to standard error, as with time(1), and the exit status is the command's.
-`whylate import` explains what trace-cmd, perf or ftrace has recorded.")]
+`whylate import` explains what trace-cmd, perf or ftrace has recorded."
+)]
 pub struct Arguments {
     /// Also write the path to a file; its extension sets the format: .svg, .folded or .trace.json (Perfetto)
     #[arg(short, long, value_name = "FILE")]
@@ -71,6 +75,8 @@ pub struct Arguments {
     /// Also print the processes on the path as a tree: how long each worked and waited
     #[arg(long)]
     tree: bool,
+    #[command(flatten)]
+    verbosity: Verbosity,
     /// Former name of `whylate import`
     #[arg(long, value_name = "FILE", hide = true, conflicts_with_all = ["output", "tree", "command"])]
     import: Option<PathBuf>,
@@ -86,11 +92,18 @@ pub struct Arguments {
     /// The command and its arguments
     #[arg(
         trailing_var_arg = true,
-        allow_hyphen_values = true,
         required_unless_present_any = ["import", "help_lost"],
         value_name = "COMMAND"
     )]
     command: Vec<OsString>,
+}
+
+impl Arguments {
+    /// Returns the options that would show more.
+    fn more(&self) -> Vec<&'static str> {
+        let options = [("--tree", self.tree), ("-o FILE.svg", self.output.is_some()), ("-v", self.verbosity.verbose)];
+        options.into_iter().filter(|(_, is_given)| !is_given).map(|(option, _)| option).collect()
+    }
 }
 
 /// Exit status and run time (CLOCK_MONOTONIC) of the command; `tid` is the thread that spawned it.
@@ -108,7 +121,8 @@ struct Ended {
 pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
     if let Some(file) = &arguments.import {
         let wanted = switches::wanted(arguments.pid, arguments.comm.as_deref());
-        import::read(file, |input| switches::print(input, wanted, arguments.json, None))?;
+        let printed = switches::PrintOptions { json: arguments.json, is_verbose: arguments.verbosity.verbose };
+        import::read(file, |input| switches::print(input, wanted, printed, None))?;
         return Ok(SUCCESS);
     }
     let form = match &arguments.output {
@@ -147,7 +161,16 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
         let (command, explained) = (name.to_string_lossy().into_owned(), explained.clone());
         write_line(&mut out, &CommandReport { command, explained, lost, ..CommandReport::default() })?;
     } else {
-        text::write(&mut out, &name.to_string_lossy(), &explained, &lost, arguments.tree.then_some(&members))?;
+        // The command may have written anything above.
+        writeln!(out)?;
+        let shown = text::RunScreen {
+            status: Some(ended.status),
+            lost: &lost,
+            tree: arguments.tree.then_some(&members),
+            is_verbose: arguments.verbosity.verbose,
+            more: arguments.more(),
+        };
+        text::write(&mut out, &name.to_string_lossy(), &explained, &shown)?;
     }
     out.flush()?;
     if let Some((path, form)) = form {
@@ -205,7 +228,7 @@ fn ignored() -> io::Result<u64> {
 fn run_and_poll(mut command: Command, signals: &Signals, poll: &mut dyn FnMut()) -> anyhow::Result<io::Result<Ended>> {
     let (started, starts) = mpsc::channel::<u32>();
     let (done, ends) = mpsc::channel();
-    let waiter = thread::Builder::new().name("run".to_owned()).spawn(move || {
+    let waiter = thread::Builder::new().name("whylate-run".to_owned()).spawn(move || {
         let tid = gettid().as_raw_pid() as u32;
         let from_ns = clock::monotonic_ns();
         let status = command.spawn().and_then(|mut child: Child| {

@@ -8,7 +8,7 @@ use whylate_model::sources::SQPOLL;
 use whylate_sources::Threads;
 use whylate_sources::sqpoll::SqpollOptions;
 
-use crate::cli::arguments::{Explain, Rank, Record, Schedule, WAITS};
+use crate::cli::arguments::{Explain, Rank, Record, Schedule, Verbosity, WAITS};
 use crate::cli::runner::{Query, Stream, drive};
 use crate::cli::{Origin, SUCCESS, present};
 use crate::render::text::fit::terminal_columns;
@@ -53,6 +53,8 @@ pub struct Arguments {
     rank: Rank,
     #[command(flatten)]
     pub(crate) schedule: Schedule,
+    #[command(flatten)]
+    verbosity: Verbosity,
     #[command(flatten)]
     record: Record,
     /// Where figures come from: bpf, fdinfo, or auto for the best that works
@@ -104,6 +106,7 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<u8> {
         }
     }
     let mut text = SqpollText::new(thresholds, terminal_columns()).by(arguments.rank.into());
+    text.is_verbose = arguments.verbosity.verbose;
     let is_late = drive(stream, &query, &mut text, &mut |_| ())?;
     Ok(arguments.explain.status(is_late))
 }

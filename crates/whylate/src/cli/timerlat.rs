@@ -15,6 +15,7 @@ use whylate_sources::timerlat::{Policy, Record, StepWidth, Stop, Threads, Timerl
 
 use self::events::Events;
 use self::values::{Action, TRACE_FILE};
+use crate::cli::arguments::Verbosity;
 use crate::cli::values::{Cpus, duration_ns, period_us, seconds_ns, us};
 use crate::render::text::timerlat::Unit;
 use crate::render::text::timerlat::analysis::StackFormat;
@@ -213,6 +214,8 @@ struct Common {
     /// One JSON object a line: each second, or of everything at the end (hist, and top -q)
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    verbosity: Verbosity,
     /// Exit with status 4 if a thread's latency was over --why, or without --why was 5ms or longer
     #[arg(long)]
     fail_if_late: bool,

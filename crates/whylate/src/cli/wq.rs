@@ -9,7 +9,7 @@ use whylate_model::units::printable;
 use whylate_sources::kernel::symbols;
 use whylate_sources::wq::{By, WqOptions};
 
-use crate::cli::arguments::{Explain, Rank, RankBy, Record, Schedule};
+use crate::cli::arguments::{Explain, Rank, RankBy, Record, Schedule, Verbosity};
 use crate::cli::runner::{Query, Stream, drive};
 use crate::cli::values::duration_ns;
 use crate::cli::{FAILURE, Origin};
@@ -41,7 +41,10 @@ examples:
     whylate wq --worst 5 -d 1m
     # which pod or service delays work items
     whylate wq --why 10ms --rank-by cgroup -d 1m")]
-#[command(group = ArgGroup::new("late").args(["slower", "why", "worst"]).multiple(true))]
+#[command(
+    group = ArgGroup::new("late").args(["slower", "why", "worst"]).multiple(true),
+    mut_arg("verbose", |verbose| verbose.help("Also print the phases, workqueue and worker of each late item, and lost events by reason"))
+)]
 pub struct Arguments {
     #[command(flatten)]
     shape: Shape,
@@ -61,6 +64,8 @@ pub struct Arguments {
     #[command(flatten)]
     pub(crate) schedule: Schedule,
     #[command(flatten)]
+    verbosity: Verbosity,
+    #[command(flatten)]
     record: Record,
     /// Where the start of an item is taken: fentry, tracepoint, or auto for the best that works
     #[arg(long, value_name = "BACKEND", default_value = "auto")]
@@ -74,7 +79,12 @@ impl Arguments {
 
     /// Returns what is printed.
     pub(crate) fn shown(&self) -> LatencyOptions {
-        LatencyOptions { thresholds: self.thresholds(), rank_by: self.ranked_by(), lines_only: self.lines_only() }
+        LatencyOptions {
+            thresholds: self.thresholds(),
+            rank_by: self.ranked_by(),
+            lines_only: self.lines_only(),
+            is_verbose: self.verbosity.verbose,
+        }
     }
 
     pub(crate) fn thresholds(&self) -> Thresholds {

@@ -6,6 +6,7 @@ use std::fs::File;
 use std::ops::ControlFlow;
 
 use whylate_model::recording::{Line, Reader, Repeated};
+use whylate_model::sources::count_lost;
 use whylate_model::{Card, LateEvent, Snapshot};
 
 use crate::store::recorder::is_late;
@@ -45,11 +46,11 @@ impl Tick {
     /// Returns the number of lost events.
     pub fn lost(&self) -> u64 {
         let lost = self.lines.iter().filter_map(|line| match line {
-            Line::Snapshot(snapshot) => Some(&snapshot.lost),
-            Line::Account(account) => Some(&account.lost),
+            Line::Snapshot(snapshot) => Some(count_lost(&snapshot.source, &snapshot.lost)),
+            Line::Account(account) => Some(account.lost.values().sum()),
             _ => None,
         });
-        lost.flat_map(BTreeMap::values).sum()
+        lost.sum()
     }
 
     /// Returns the snapshots.

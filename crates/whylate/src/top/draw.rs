@@ -11,6 +11,7 @@ use whylate_model::units::printable;
 use super::panel::{Body, Choice, Panel, Row, cut, heights};
 use super::state::{Mode, Phase, State};
 use super::view_kind::ViewKind;
+use crate::render::text::overview::count_lost;
 use crate::render::text::time_of_day::time_of_day;
 use whylate_model::units::counted;
 
@@ -101,8 +102,7 @@ fn header(state: &State, columns: usize) -> Line<'static> {
         true => String::new(),
         false => format!("last {}", short(state.window_ns() / 1_000_000_000)),
     };
-    let lost = state.window.look.lost.values().chain(state.window.look.sources.iter().flat_map(|of| of.lost.values()));
-    let lost = lost.fold(0_u64, |all, count| all.saturating_add(*count));
+    let lost = count_lost(&state.window.look);
     let lost = if lost > 0 { format!("{} lost", counted(lost, "event")) } else { String::new() };
     let own = match state.mode {
         Mode::Live if state.own.resident_bytes > 0 => {

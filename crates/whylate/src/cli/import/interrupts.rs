@@ -30,6 +30,8 @@ pub struct Selection {
     pub worst: Option<usize>,
     /// Print JSON.
     pub json: bool,
+    /// Print lost events by reason.
+    pub is_verbose: bool,
 }
 
 /// Reads a trace, and prints the result.
@@ -55,6 +57,7 @@ fn show(selection: Selection, input: impl BufRead, out: &mut dyn Write) -> anyho
         lines_from_ns,
         worst: selection.worst,
         from_ns: 0,
+        is_verbose: selection.is_verbose,
     };
     // The console level of this machine says nothing about the traced one. Trace timestamps start at boot.
     let mut output: Box<dyn Output> = match json {
@@ -134,7 +137,8 @@ mod tests {
     const LATENCY: &str = include_str!("../../../../whylate-model/tests/ftrace/irqsoff-5.4.txt");
     const PIPE: &str = include_str!("../../../../whylate-model/tests/ftrace/trace-pipe-5.4.txt");
 
-    const LONGEST: Selection = Selection { histogram: false, lines_from_ns: None, worst: Some(1), json: false };
+    const LONGEST: Selection =
+        Selection { histogram: false, lines_from_ns: None, worst: Some(1), json: false, is_verbose: false };
 
     fn printed(selection: Selection, text: &str) -> String {
         let mut out = Vec::new();

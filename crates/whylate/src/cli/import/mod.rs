@@ -15,6 +15,7 @@ use clap::{Args, ValueEnum};
 use whylate_model::sniff::{Content, HEAD_BYTES, Sniffed, sniff};
 use whylate_model::units::printable;
 
+use crate::cli::arguments::Verbosity;
 use crate::cli::values::duration_ns;
 use crate::cli::{UsageError, existing};
 
@@ -23,7 +24,9 @@ use crate::cli::{UsageError, existing};
 /// The format is recognized: text of ftrace (trace, trace_pipe, latency traces), trace-cmd report, perf script and
 /// procstat -ka, /proc/PID/stack, and folded stacks, also from mails, web pages and logs.
 #[derive(Debug, Args)]
-#[command(after_help = "\
+#[command(
+    mut_arg("verbose", |verbose| verbose.help("Traces: print all rows, all long waits, and lost events by reason")),
+    after_help = "\
 examples:
     # a latency trace of ftrace, or a capture of trace_pipe
     whylate import trace.txt
@@ -36,7 +39,8 @@ examples:
     # two samples of FreeBSD's `procstat -ka`, as a flame graph
     whylate import 1.txt 2.txt -o sleep.svg
     # merged by where threads wait
-    whylate import --by stack --leaf-first 1.txt -o leaves.svg")]
+    whylate import --by stack --leaf-first 1.txt -o leaves.svg"
+)]
 pub struct Arguments {
     /// A trace, or files of stacks, each of which is a sample; - for standard input
     #[arg(required = true, value_name = "FILE")]
@@ -65,6 +69,8 @@ pub struct Arguments {
     /// Interrupts: print a histogram of lengths per culprit
     #[arg(long)]
     histogram: bool,
+    #[command(flatten)]
+    verbosity: Verbosity,
     #[command(flatten)]
     layout: stacks::Layout,
 }
@@ -115,7 +121,8 @@ impl Arguments {
     /// Refuses options of another content.
     fn check(&self, content: Content) -> anyhow::Result<()> {
         use Content::{Interrupts, Stacks, Switches};
-        let options: [(&str, bool, &[Content]); 9] = [
+        let options: [(&str, bool, &[Content]); 10] = [
+            ("-v", self.verbosity.verbose, &[Interrupts, Switches]),
             ("-o", self.output.is_some(), &[Switches, Stacks]),
             ("--json", self.json, &[Interrupts, Switches]),
             ("--pid", self.pid.is_some(), &[Switches]),
@@ -160,12 +167,15 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
                         lines_from_ns: arguments.slower,
                         worst: worst.or(unless_asked),
                         json: arguments.json,
+                        is_verbose: arguments.verbosity.verbose,
                     };
                     interrupts::print(selection, input)
                 }
                 Content::Switches => {
                     let wanted = switches::wanted(arguments.pid, arguments.comm.as_deref());
-                    switches::print(input, wanted, arguments.json, arguments.output.as_deref())
+                    let printed =
+                        switches::PrintOptions { json: arguments.json, is_verbose: arguments.verbosity.verbose };
+                    switches::print(input, wanted, printed, arguments.output.as_deref())
                 }
                 Content::Stacks => all.add(input),
             }
@@ -211,7 +221,8 @@ mod tests {
             ("--by stack", Content::Switches, "it has context switches, and --by is for stacks: omit it"),
             ("-o x.svg", Content::Interrupts, "and -o is for context switches and stacks: omit it"),
             ("--json", Content::Stacks, "and --json is for events of interrupts and context switches: omit it"),
-            ("--pid 1 --json -o x.svg", Content::Switches, ""),
+            ("-v", Content::Stacks, "and -v is for events of interrupts and context switches: omit it"),
+            ("--pid 1 --json -v -o x.svg", Content::Switches, ""),
             ("--slower 1ms --worst 2 --histogram --json", Content::Interrupts, ""),
             ("--by stack --leaf-first -o x.svg", Content::Stacks, ""),
         ] {

@@ -21,19 +21,33 @@ pub fn wanted(pid: Option<u32>, comm: Option<&str>) -> Wanted<'_> {
     pid.map(Wanted::Pid).or_else(|| comm.map(Wanted::Comm)).unwrap_or(Wanted::Any)
 }
 
+/// How a command is printed.
+#[derive(Clone, Copy, Debug)]
+pub struct PrintOptions {
+    /// As a line of JSON.
+    pub json: bool,
+    /// With all long waits, and lost events by reason.
+    pub is_verbose: bool,
+}
+
 /// Reads a trace, and prints the path of the wanted thread, or of the one that the trace seems to be about; also writes
 /// the path to a file.
 ///
 /// # Errors
 /// Fails if the trace cannot be read, has no context switches, or does not have the thread, or an output cannot be
 /// written.
-pub fn print(input: impl BufRead, wanted: Wanted<'_>, json: bool, output: Option<&Path>) -> anyhow::Result<()> {
+pub fn print(
+    input: impl BufRead,
+    wanted: Wanted<'_>,
+    printed: PrintOptions,
+    output: Option<&Path>,
+) -> anyhow::Result<()> {
     let form = output.map(|path| anyhow::Ok((path, text::form_of(path)?))).transpose()?;
     let mut trace = Trace::read(input)?;
     undid(&trace.undone);
     let command = trace.command(wanted)?;
-    let mut out = Fit::stdout(!json);
-    show(&trace, &command, json, &mut out)?;
+    let mut out = Fit::stdout(!printed.json);
+    show(&trace, &command, printed, &mut out)?;
     out.flush()?;
     if let Some((path, form)) = form {
         let cannot = || format!("cannot write {}", printable(&path.to_string_lossy()));
@@ -42,10 +56,10 @@ pub fn print(input: impl BufRead, wanted: Wanted<'_>, json: bool, output: Option
     Ok(())
 }
 
-fn show(trace: &Trace, command: &Command, json: bool, out: &mut dyn Write) -> anyhow::Result<()> {
+fn show(trace: &Trace, command: &Command, printed: PrintOptions, out: &mut dyn Write) -> anyhow::Result<()> {
     let lost: BTreeMap<String, u64> = trace.lost.iter().map(|(reason, &count)| ((*reason).to_owned(), count)).collect();
     let Command { name, explained, is_born, end, .. } = command;
-    if json {
+    if printed.json {
         let limitations = trace.limitations.iter().map(|&limitation| limitation.to_owned()).collect();
         let report = CommandReport {
             command: name.clone(),
@@ -61,8 +75,11 @@ fn show(trace: &Trace, command: &Command, json: bool, out: &mut dyn Write) -> an
     for limitation in &trace.limitations {
         writeln!(out, "note: {limitation}")?;
     }
-    text::write(out, name, explained, &lost, None)?;
-    Ok(())
+    writeln!(out)?;
+    let is_verbose = printed.is_verbose;
+    let more = if is_verbose { Vec::new() } else { vec!["-v"] };
+    let shown = text::RunScreen { status: None, lost: &lost, tree: None, is_verbose, more };
+    Ok(text::write(out, name, explained, &shown)?)
 }
 
 /// Renders which thread is explained, why, and for which span.
@@ -93,7 +110,7 @@ mod tests {
         let mut trace = Trace::read(TRACE.as_bytes()).expect("a trace");
         let command = trace.command(wanted).expect("a thread of it");
         let mut out = Vec::new();
-        show(&trace, &command, json, &mut out).expect("written");
+        show(&trace, &command, PrintOptions { json, is_verbose: false }, &mut out).expect("written");
         String::from_utf8(out).expect("text")
     }
 

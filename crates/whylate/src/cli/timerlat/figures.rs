@@ -106,9 +106,9 @@ impl<'a> Figures<'a> {
         if !only {
             percentiles::write_missed(out, &self.total)?;
         }
-        let lost = Snapshot { lost: self.total.lost.clone(), probe: self.total.probe, series: Vec::new(), ..latest };
-        footer::write(out, &lost)?;
-        Ok(())
+        let (lost, duration_ns, probe) = (self.total.lost.clone(), self.total.duration_ns, self.total.probe);
+        let all = Snapshot { lost, duration_ns, probe, series: Vec::new(), ..latest };
+        Ok(footer::write(out, &all, self.plan.common.verbosity.verbose)?)
     }
 
     /// Writes whether a threshold was reached, `hit` being a CPU on which one was, below everything else. rtla's own line says so for its analysis alone.

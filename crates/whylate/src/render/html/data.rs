@@ -14,7 +14,7 @@ use jiff::tz::TimeZone;
 use serde::Serialize;
 use whylate_model::culprits::Culprit;
 use whylate_model::overview::SourceSummary;
-use whylate_model::sources::{Merging, PRESENT};
+use whylate_model::sources::{Merging, PRESENT, SHARED, lost_events};
 use whylate_model::{ActorName, CauseKind, Histogram, Labels, Series, Snapshot};
 
 use super::Report;
@@ -206,8 +206,8 @@ fn safe(labels: &Labels) -> Labels {
     labels.iter().map(|(label, value)| (name(label), name(value))).collect()
 }
 
-fn lost(of: &BTreeMap<String, u64>) -> BTreeMap<String, u64> {
-    of.iter().map(|(reason, count)| (name(reason), *count)).collect()
+fn lost(source: &str, counts: &BTreeMap<String, u64>) -> BTreeMap<String, u64> {
+    lost_events(source, counts).map(|(reason, count)| (name(reason), count)).collect()
 }
 
 fn buckets(of: &Histogram) -> Vec<u64> {
@@ -285,7 +285,7 @@ fn data<'a>(report: &Report, command: &'a str) -> Data<'a> {
         has_dates: report.look.duration_ns >= DAY_NS,
         command,
         slots: slots.collect(),
-        lost: report.slots.iter().map(|slot| lost(&slot.lost)).collect(),
+        lost: report.slots.iter().map(|slot| lost(SHARED, &slot.lost)).collect(),
         sources: (0..report.cards.len()).map(|index| source(report, index)).collect(),
         others: others.into_iter().collect(),
         others_count: report.look.culprits.len().saturating_sub(culprits.len()),
@@ -350,7 +350,7 @@ fn source(report: &Report, index: usize) -> SourceData {
             late_ns: of.late_ns,
             unexplained: (!unexplained.is_none()).then_some((unexplained.events, unexplained.total_ns)),
             has: of.found.has_series(),
-            lost: lost(of.found.lost()),
+            lost: lost(card.name, of.found.lost()),
         })
     });
     let empty = Snapshot::new(card.name, "", "", 0);

@@ -1,28 +1,27 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Renders the lines below the figures: lost events, and the run time of the probes.
 
+use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 use whylate_model::Snapshot;
-use whylate_model::sources;
-use whylate_model::units::{format_ns, printable};
+use whylate_model::sources::{self, SHARED, count_lost, lost_events};
+use whylate_model::units::{counted, format_ns, printable};
 
 /// Minimum age, in nanoseconds, of an item that still waits or runs to be mentioned.
 const STUCK_NS: f64 = 1e6;
 
 /// Writes a line for items that still wait or run, one for lost events, if there are any, and one for the probes' run
-/// time, where the kernel counts it.
-pub fn write(out: &mut dyn Write, snapshot: &Snapshot) -> io::Result<()> {
+/// time, where the kernel counts it. With `is_verbose`, lost events are listed by reason.
+pub fn write(out: &mut dyn Write, snapshot: &Snapshot, is_verbose: bool) -> io::Result<()> {
     write_stuck(out, snapshot, "queued", "oldest_queued_ns")?;
     write_stuck(out, snapshot, "running", "oldest_running_ns")?;
     are_explained(snapshot);
-    let lost: Vec<String> = snapshot
-        .lost
-        .iter()
-        .filter(|&(_, &count)| count > 0)
-        .map(|(reason, count)| format!("{count} {}", reason.replace('_', " ")))
-        .collect();
-    write_lost(out, &lost)?;
+    if is_verbose {
+        write_lost(out, &by_reason(&snapshot.source, &snapshot.lost))?;
+    } else if let Some(lost) = rate(count_lost(&snapshot.source, &snapshot.lost), snapshot.duration_ns) {
+        writeln!(out, "{lost}: -v shows why")?;
+    }
     let probe = snapshot.probe;
     if let Some(each_ns) = probe.run_ns.checked_div(probe.runs) {
         writeln!(out, "probe: {} in {} runs, {each_ns} ns each", format_ns(probe.run_ns), probe.runs)?;
@@ -30,12 +29,42 @@ pub fn write(out: &mut dyn Write, snapshot: &Snapshot) -> io::Result<()> {
     Ok(())
 }
 
-/// Writes the lost events, if any, and the option that explains them.
+/// Lists the lost events of a source by reason.
+pub fn by_reason(source: &str, counts: &BTreeMap<String, u64>) -> Vec<String> {
+    lost_events(source, counts).map(|(reason, count)| format!("{count} {}", reason.replace('_', " "))).collect()
+}
+
+/// Renders the number and rate of lost events; `None` if none was lost.
+pub fn rate(events: u64, duration_ns: u64) -> Option<String> {
+    let each_second = events as f64 * 1e9 / duration_ns.max(1) as f64;
+    let rate = match each_second {
+        ..0.1 => "less than 0.1/s".to_owned(),
+        0.1..10.0 => format!("{each_second:.1}/s"),
+        _ => format!("{each_second:.0}/s"),
+    };
+    (events > 0).then(|| format!("{} lost ({rate})", counted(events, "event")))
+}
+
+/// Writes the lost events, if any, and the command that explains the reasons.
 pub fn write_lost(out: &mut dyn Write, lost: &[String]) -> io::Result<()> {
-    if lost.is_empty() {
-        return Ok(());
-    }
-    writeln!(out, "lost: {} (see whylate help lost)", printable(&lost.join(", ")))
+    if lost.is_empty() { Ok(()) } else { writeln!(out, "{}", listed(lost)) }
+}
+
+fn listed(lost: &[String]) -> String {
+    format!("lost: {} (see whylate help lost)", printable(&lost.join(", ")))
+}
+
+/// Renders everything about the measurement itself in one line: what the CPU account has lost, by reason with
+/// `is_verbose`, and the options that show more.
+pub fn about(lost: &BTreeMap<String, u64>, duration_ns: u64, is_verbose: bool, more: &[&str]) -> String {
+    let reasons = by_reason(SHARED, lost);
+    let lost = match (is_verbose, reasons.is_empty()) {
+        (true, true) => Some("no event lost".to_owned()),
+        (true, false) => Some(listed(&reasons)),
+        (false, _) => rate(count_lost(SHARED, lost), duration_ns),
+    };
+    let more = (!more.is_empty()).then(|| format!("more: {}", more.join(", ")));
+    lost.into_iter().chain(more).collect::<Vec<_>>().join("; ")
 }
 
 /// Asserts, in debug builds, that the source's card explains each reason for lost events.
@@ -53,4 +82,32 @@ fn write_stuck(out: &mut dyn Write, snapshot: &Snapshot, count: &str, oldest: &s
     let items: f64 = snapshot.series.iter().map(|series| series.value(count)).sum();
     let who = series.labels.values().next().map(|label| format!(" ({})", printable(label))).unwrap_or_default();
     writeln!(out, "still {count}: {items}, the oldest for {}{who}", format_ns(series.value(oldest) as u64))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::render::text::text_of;
+
+    #[test]
+    fn one_line_tells_how_many_events_were_lost_and_v_why() {
+        let mut snapshot = Snapshot::new("block", "fexit", "host", 0);
+        snapshot.duration_ns = 3_000_000_000;
+        let printed = |snapshot: &Snapshot, is_verbose| text_of(|out| write(out, snapshot, is_verbose));
+        // Left out on purpose.
+        snapshot.lost = [("own".to_owned(), 258), ("reused".to_owned(), 0)].into();
+        assert_eq!([printed(&snapshot, false), printed(&snapshot, true)], ["", ""]);
+        snapshot.lost.extend([("late_events".to_owned(), 963), ("unmatched".to_owned(), 112)]);
+        assert_eq!(printed(&snapshot, false), "1075 events lost (358/s): -v shows why\n");
+        assert_eq!(printed(&snapshot, true), "lost: 963 late events, 112 unmatched (see whylate help lost)\n");
+    }
+
+    #[test]
+    fn rates_have_two_digits_at_most_below_ten() {
+        let of = |events, seconds: u64| rate(events, seconds * 1_000_000_000);
+        assert_eq!(of(0, 1), None);
+        assert_eq!(of(1, 100).as_deref(), Some("1 event lost (less than 0.1/s)"));
+        assert_eq!(of(3, 2).as_deref(), Some("3 events lost (1.5/s)"));
+        assert_eq!(of(668, 2).as_deref(), Some("668 events lost (334/s)"));
+    }
 }

@@ -23,6 +23,8 @@ pub struct LatencyOptions {
     pub rank_by: By,
     /// Prints only late events and their culprits.
     pub lines_only: bool,
+    /// Prints all that is known of each late event, and lost events by reason.
+    pub is_verbose: bool,
 }
 
 /// What is specific to a source.
@@ -32,9 +34,9 @@ pub trait LatencyView {
     /// Names the measured latency, for the first line.
     fn title(&self) -> String;
 
-    fn write_late_heading(&self, out: &mut dyn Write) -> io::Result<()>;
+    fn write_late_heading(&self, out: &mut dyn Write, is_verbose: bool) -> io::Result<()>;
 
-    fn write_late(&self, out: &mut dyn Write, event: &LateEvent, zone: &TimeZone) -> io::Result<()>;
+    fn write_late(&self, out: &mut dyn Write, event: &LateEvent, zone: &TimeZone, is_verbose: bool) -> io::Result<()>;
 
     /// Returns the table of the snapshot; `None` if histograms are wanted.
     fn table(&self, snapshot: &Snapshot) -> Option<Table>;
@@ -81,11 +83,15 @@ impl<V: LatencyView> LatencyText<V> {
                 writeln!(out)?;
             }
             writeln!(out, "Longest {}: {} of {}", words.latencies, worst.len(), ranking.events)?;
-            self.view.write_late_heading(out)?;
-            worst.iter().try_for_each(|event| self.view.write_late(out, event, &self.zone))?;
+            self.view.write_late_heading(out, self.shown.is_verbose)?;
+            worst.iter().try_for_each(|event| self.write_late(out, event))?;
         }
         writeln!(out)?;
         why::write_ranking(out, &ranking, words)
+    }
+
+    fn write_late(&self, out: &mut dyn Write, event: &LateEvent) -> io::Result<()> {
+        self.view.write_late(out, event, &self.zone, self.shown.is_verbose)
     }
 
     fn write_histograms(&self, out: &mut dyn Write, snapshot: &Snapshot) -> io::Result<()> {
@@ -117,14 +123,14 @@ impl<V: LatencyView> Output for LatencyText<V> {
         let Thresholds { show_ns, explain_ns, worst } = self.shown.thresholds;
         let has_lines = show_ns.is_some() || explain_ns.is_some() && worst.is_none();
         self.is_empty = !has_lines;
-        if has_lines { self.view.write_late_heading(out) } else { Ok(()) }
+        if has_lines { self.view.write_late_heading(out, self.shown.is_verbose) } else { Ok(()) }
     }
 
     fn late(&mut self, out: &mut dyn Write, event: &LateEvent) -> io::Result<()> {
         self.culprits.add(self.view.card(), event);
         let comes_later = self.shown.thresholds.worst.is_some() && !event.causes.is_empty();
         self.is_empty &= comes_later;
-        if comes_later { Ok(()) } else { self.view.write_late(out, event, &self.zone) }
+        if comes_later { Ok(()) } else { self.write_late(out, event) }
     }
 
     fn snapshot(&mut self, out: &mut dyn Write, snapshot: Snapshot) -> io::Result<()> {
@@ -141,7 +147,7 @@ impl<V: LatencyView> Output for LatencyText<V> {
                 None => self.write_histograms(out, &snapshot)?,
             }
         }
-        footer::write(out, &snapshot)
+        footer::write(out, &snapshot, self.shown.is_verbose)
     }
 }
 

@@ -4,12 +4,15 @@
 mod screen;
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 
 use whylate_model::culprits::Culprit;
 use whylate_model::overview::{Headline, HeldUp, LateOf, Overview};
 use whylate_model::snapshot::Sleeper;
-use whylate_model::sources::{Judged, named};
+use whylate_model::sources::{self, Judged, SHARED, named};
 use whylate_model::units::{format_ns, printable};
+
+use super::footer;
 
 pub use screen::{Screen, delayed, write};
 
@@ -165,11 +168,21 @@ pub fn victims(culprit: &Culprit) -> String {
     each.collect::<Vec<_>>().join(", ")
 }
 
+/// Iterates over the sources, and what they share, with their counts of lost events.
+fn counts_of_lost(look: &Overview) -> impl Iterator<Item = (&str, &BTreeMap<String, u64>)> {
+    let of_sources = look.sources.iter().map(|source| (source.source.as_str(), &source.lost));
+    of_sources.chain([(SHARED, &look.lost)])
+}
+
 /// Lists lost events with their source.
 pub fn lost_events(look: &Overview) -> Vec<String> {
-    let of_sources = look.sources.iter().map(|source| (source.source.as_str(), &source.lost));
-    let each = of_sources.chain([("all", &look.lost)]).flat_map(|(source, lost)| {
-        lost.iter().map(move |(reason, count)| format!("{count} {} ({source})", reason.replace('_', " ")))
+    let each = counts_of_lost(look).flat_map(|(source, counts)| {
+        footer::by_reason(source, counts).into_iter().map(move |lost| format!("{lost} ({source})"))
     });
     each.collect()
+}
+
+/// Returns the number of lost events.
+pub fn count_lost(look: &Overview) -> u64 {
+    counts_of_lost(look).fold(0, |all, (source, counts)| all.saturating_add(sources::count_lost(source, counts)))
 }

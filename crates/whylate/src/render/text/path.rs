@@ -4,6 +4,7 @@
 use std::cmp::Reverse;
 use std::io::{self, Write};
 
+use whylate_model::path::command::LongWait;
 use whylate_model::path::outline::{Piece, pieces};
 use whylate_model::path::{OTHERS, PathSegment};
 use whylate_model::units::{format_ns, printable};
@@ -14,6 +15,8 @@ use crate::render::text::pad::Spaces;
 
 /// Parts below this share of the total are merged into one line, if there are several.
 const SMALL_PERCENT: f64 = 1.0;
+/// Share of a row from which one wait is nearly all of it.
+const NEARLY_ALL: f64 = 0.95;
 /// Maximum depth of nested waits that are shown.
 pub const MAX_DEPTH: usize = 12;
 
@@ -46,6 +49,28 @@ pub fn write_wait(out: &mut dyn Write, path: &[PathSegment], indent: usize) -> i
     parts.extend(parts_of(&outer, 0));
     parts.sort_by_key(|part| Reverse(part.ns));
     write_parts(out, &parts, total_ns, indent, 0)
+}
+
+/// Writes a long wait: when it began, whose it was and how long, and its path.
+pub fn write_long_wait(out: &mut dyn Write, wait: &LongWait) -> io::Result<()> {
+    let first = wait.path.iter().find(|segment| segment.depth == 1).or_else(|| wait.path.first());
+    let waiter = first.unwrap_or(&PathSegment::default()).waiter_name();
+    let (via, stop) = first.map_or((None, None), |segment| (segment.via.as_deref(), segment.stop));
+    let (after, waiter, long) = (format_ns(wait.after_ns), printable(&waiter), format_ns(wait.ns));
+    match (stop, via) {
+        (Some(stop), _) => writeln!(out, "after {after}: {waiter} was {} for {long}", stop.words())?,
+        (None, Some(via)) => writeln!(out, "after {after}: {waiter} waited {long} in {}", printable(via))?,
+        (None, None) => writeln!(out, "after {after}: {waiter} waited {long}")?,
+    }
+    write_wait(out, &wait.path, 2)
+}
+
+/// Returns whether a row of a path is this wait, or little more than it.
+pub fn has_row_of(path: &[PathSegment], wait: &[PathSegment]) -> bool {
+    let rows = |path: &[PathSegment]| parts_of(&path.iter().map(of_name).collect::<Vec<_>>(), 0);
+    let is_wait =
+        |row: &OutlinePart, wait: &OutlinePart| row.text == wait.text && wait.ns as f64 >= row.ns as f64 * NEARLY_ALL;
+    rows(wait).first().is_some_and(|wait| rows(path).iter().any(|row| is_wait(row, wait)))
 }
 
 /// Returns the parts at a depth, longest first. Merges equal parts.

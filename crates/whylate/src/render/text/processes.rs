@@ -10,6 +10,7 @@ use whylate_model::path::members::Members;
 use whylate_model::units::{format_ns, printable};
 use whylate_model::{ActorName, CauseKind};
 
+use super::why;
 use crate::render::text::pad::Spaces;
 
 /// Rows for segments that belong to no thread, and for merged segments.
@@ -41,7 +42,7 @@ pub fn write(out: &mut dyn Write, explained: &Explained, members: &Members) -> i
         let (row, named_by) = (rows.entry(process).or_default(), (tid == process, columns.iter().sum()));
         if named_by >= row.named_by {
             let comm = who.comm().unwrap_or_default();
-            (row.name, row.named_by) = (ActorName::thread(comm, process).to_string(), named_by);
+            (row.name, row.named_by) = (why::actor(&ActorName::thread(comm, process)), named_by);
         }
         row.threads.insert(tid);
         row.columns.iter_mut().zip(columns).for_each(|(sum, ns)| *sum += ns);
@@ -164,7 +165,7 @@ mod tests {
         let ready = PathSegment { ready: Some(ActorName::thread("cc1", 7)), ..part(4, CauseKind::Thread, "hog:77") };
         // Thread 6 in between is not on the path, and the last segment is not a member's.
         let path = vec![
-            part(1, CauseKind::Running, "run:1"),
+            part(1, CauseKind::Running, "whylate-run:1"),
             // Before execve(2), the thread has another name.
             part(1, CauseKind::Running, "zzz:5"),
             part(1, CauseKind::Running, "sh:5"),
@@ -177,7 +178,7 @@ mod tests {
         ];
         insta::assert_snapshot!(written(path, false, &births), @r"
             WORKED   CPU WAIT OTHER WAIT  PROCESS ON THE PATH
-            1.00ms        0ns        0ns  run:1
+            1.00ms        0ns        0ns  whylate-run:1 (whylate itself)
             2.00ms        0ns     3.00ms    sh:5
             14.0ms     4.00ms        0ns      cc1?[2J:7 (2 threads)
             6.00ms        0ns        0ns      ld:9

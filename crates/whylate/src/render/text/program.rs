@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
 
 use whylate_model::path::budget::{Budget, EndedBy, ProgramReport, Waits};
+use whylate_model::path::command::LongWait;
 use whylate_model::path::{OTHERS, PathSegment};
 use whylate_model::units::{format_ns, printable};
 use whylate_model::wait::{CallWaits, WaitClass, of_syscall};
@@ -14,7 +15,7 @@ use whylate_model::{ActorName, CauseKind, Histogram};
 use super::fit::fitted;
 use super::overview::Screen;
 use super::table::Table;
-use super::{path, text_of, why};
+use super::{footer, path, text_of, why};
 
 /// States and waits below this share of the program's time are merged.
 const SHOWN_PERCENT: f64 = 1.0;
@@ -60,7 +61,8 @@ pub fn write(
     lines.extend(text_of(|out| table(seen, &states, screen).write(out, screen.columns)).lines().map(str::to_owned));
     let details = text_of(|out| write_details(out, seen, screen, priority));
     let details: Vec<String> = details.lines().flat_map(|line| fitted(line, columns)).collect();
-    let last = fitted(&about(seen, screen), columns);
+    let more: &[&str] = if screen.is_verbose { &[] } else { &["-v"] };
+    let last = fitted(&footer::about(&seen.lost, seen.span_ns, screen.is_verbose, more), columns);
     // Below the details are their count and an empty line.
     let room = MAX_LINES.saturating_sub(lines.len() + last.len() + 2);
     let shown = if screen.is_verbose || details.len() <= room + 1 { details.len() } else { room };
@@ -204,34 +206,10 @@ fn write_details(
     }
     writeln!(out, "\nLONGEST WAITS")?;
     for wait in &budget.longest {
-        let first = wait.path.iter().find(|segment| segment.depth == 1);
-        let waiter = first.unwrap_or(&PathSegment::default()).waiter_name();
-        let (via, stop) = first.map_or((None, None), |segment| (segment.via.as_deref(), segment.stop));
-        let (after, waiter, long) = (format_ns(wait.after_ns), printable(&waiter), format_ns(wait.ns));
-        match (stop, via) {
-            (Some(stop), _) => writeln!(out, "after {after}: {waiter} was {} for {long}", stop.words())?,
-            (None, Some(via)) => writeln!(out, "after {after}: {waiter} waited {long} in {}", printable(via))?,
-            (None, None) => writeln!(out, "after {after}: {waiter} waited {long}")?,
-        }
-        path::write_wait(out, &with_priorities(&wait.path, priority), 2)?;
+        let path = with_priorities(&wait.path, priority);
+        path::write_long_wait(out, &LongWait { path, ..*wait })?;
     }
     Ok(())
-}
-
-/// Renders what was lost, and how to see more.
-fn about(seen: &ProgramReport, screen: &Screen) -> String {
-    let by_reason = seen.lost.iter().map(|(reason, count)| format!("{count} {}", reason.replace('_', " ")));
-    let all: u64 = seen.lost.values().sum();
-    let lost = match (all, screen.is_verbose) {
-        (0, true) => return "No event was lost.".to_owned(),
-        (_, true) => format!("lost: {} (see whylate help lost)", by_reason.collect::<Vec<_>>().join(", ")),
-        (0, false) => String::new(),
-        (all, false) => {
-            let each_second = all as f64 * 1e9 / seen.span_ns.max(1) as f64;
-            format!("{} lost ({each_second:.1}/s); ", why::counted(all, "event"))
-        }
-    };
-    if screen.is_verbose { lost } else { format!("{lost}more: -v") }
 }
 
 /// Renders the system call of a group of waits, and the event that ended them. The system call alone is not enough: a
@@ -285,7 +263,6 @@ fn with_priorities(path: &[PathSegment], priority: &mut dyn FnMut(u32) -> Option
 mod tests {
     use super::*;
     use crate::render::text::screens_of;
-    use whylate_model::path::command::LongWait;
 
     const MS: u64 = 1_000_000;
 

@@ -1,224 +1,226 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Renders the path of a command: how its elapsed time was spent.
 
+mod file;
+
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::io::{self, Write};
-use std::path::Path;
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::ExitStatus;
 
-use serde_json::json;
-use whylate_model::folded::{Frame, Kind, line};
-use whylate_model::path::command::Explained;
+use signal_hook::low_level::signal_name;
+use whylate_model::path::command::{Explained, LongWait};
 use whylate_model::path::members::Members;
-use whylate_model::path::{PathSegment, within};
-use whylate_model::units::{format_ns, printable};
+use whylate_model::path::{OTHERS, PathSegment};
+use whylate_model::units::{counted, format_ns, printable};
 use whylate_model::{ActorName, CauseKind};
 
-use super::offcpu::{svg, write_lines};
 use super::path::{self, of_name, what};
-use super::processes;
-use crate::json::write_line;
-use crate::render::extension::{Extension, chosen};
+use super::{footer, processes, text_of, why};
 
-/// Outside culprits below this share of the elapsed time are merged into one line, and their maximum number.
+pub use file::{form_of, write_file};
+
+/// Outside culprits below this share of the elapsed time are merged into one line.
 const SMALL_PERCENT: f64 = 0.5;
-const MAX_OUTSIDERS: usize = 10;
+/// Maximum number of outside culprits, and of lines of the path, unless all of them are asked for.
+const MAX_OUTSIDERS: usize = 4;
+const MAX_ROWS: usize = 8;
 // How an outside culprit delayed the command.
 const OCCUPIED_CPU: &str = "occupied its CPU";
 const IRQS_OFF: &str = "had interrupts off on its CPU";
 const THROTTLED: &str = "throttled it";
 const WAITED_FOR: &str = "worked while the command waited for it";
-/// Waits below this share of the elapsed time are not listed one by one.
+/// Waits below this share of the elapsed time are not listed one by one, and smaller shares are not in the verdict.
 const LONG_PERCENT: f64 = 1.0;
 
-/// Format of the output file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Form {
-    /// A flame graph.
-    Svg,
-    /// Folded stacks, one per line.
-    Folded,
-    /// Events that Perfetto and chrome://tracing open.
-    Trace,
-}
-
-/// Returns the format of a file with a path.
-///
-/// # Errors
-/// Fails if the file has another extension.
-pub fn form_of(path: &Path) -> anyhow::Result<Form> {
-    if Extension::from_path(path) == Some(Extension::Json) {
-        let name = printable(&path.to_string_lossy());
-        say!(
-            "whylate: {name} gets a trace for Perfetto, as before: name it .trace.json, as .json will be that of --json"
-        );
-        return Ok(Form::Trace);
-    }
-    chosen(path, &[(Extension::Svg, Form::Svg), (Extension::Folded, Form::Folded), (Extension::Trace, Form::Trace)])
-}
-
-/// Writes the path in a format.
-///
-/// # Errors
-/// Fails if the writer does.
-pub fn write_file(out: &mut dyn Write, form: Form, explained: &Explained) -> io::Result<()> {
-    match form {
-        Form::Trace => write_line(out, &events(&explained.path))?,
-        Form::Folded => write_lines(out, &folded(&explained.path))?,
-        Form::Svg => {
-            let legend = "light blue: worked; orange: others occupied its CPU; gray: waited";
-            svg::write_frames(out, "Critical path", legend, &frames(&explained.path))?;
-        }
-    }
-    out.flush()
-}
-
-/// Returns stacks with their nanoseconds: the enclosing waits of each segment, and the segment. TIDs are stripped.
-fn frames(path: &[PathSegment]) -> Vec<(Vec<Frame>, u64)> {
-    let path: Vec<PathSegment> = path.iter().map(of_name).collect();
-    let mut stacks: BTreeMap<Vec<Frame>, u64> = BTreeMap::new();
-    for (segment, waits) in path.iter().zip(waits_of(&path)) {
-        let mut frames: Vec<Frame> = waits.iter().map(|wait| Frame::new(Kind::Label, wait)).collect();
-        frames.push(Frame::new(color_of(segment), &what(segment)));
-        *stacks.entry(frames).or_default() += segment.ns;
-    }
-    stacks.into_iter().collect()
-}
-
-/// Returns the kind of frame that colors a segment: work, a culprit, or a wait.
-fn color_of(segment: &PathSegment) -> Kind {
-    match segment.kind {
-        _ if segment.is_ready() => Kind::Runnable,
-        CauseKind::Running => Kind::User,
-        CauseKind::Work | CauseKind::Irq | CauseKind::Softirq | CauseKind::Nmi | CauseKind::Steal => Kind::Runnable,
-        _ => Kind::Between,
-    }
-}
-
-/// Returns folded stacks.
-fn folded(path: &[PathSegment]) -> Vec<String> {
-    let joined = |frames: &[Frame]| frames.iter().map(|frame| frame.name.as_str()).collect::<Vec<_>>().join(";");
-    let mut lines: BTreeMap<String, u64> = BTreeMap::new();
-    for (frames, ns) in frames(path) {
-        *lines.entry(joined(&frames)).or_default() += ns;
-    }
-    lines.into_iter().map(|(frames, ns)| line(&frames, ns)).collect()
-}
-
-/// Returns the enclosing waits of each segment, outermost first.
-fn waits_of(path: &[PathSegment]) -> Vec<Vec<String>> {
-    let named = |wait: Option<&PathSegment>| {
-        // A waiter without own segments is unknown.
-        let Some(wait) = wait else { return "...".to_owned() };
-        let via = wait.via.as_deref().map_or_else(String::new, |via| format!(" in {via}"));
-        printable(&format!("{} waited{via}", wait.waiter_name()))
-    };
-    within(path).into_iter().map(|waits| waits.into_iter().map(named).collect()).collect()
-}
-
-/// Returns the path as trace events (JSON) on one track, each wait around its segments.
-fn events(path: &[PathSegment]) -> serde_json::Value {
-    let event = |name: &str, begin_ns: u64, end_ns: u64| {
-        let us = |ns: u64| ns as f64 / 1e3;
-        json!({"name": name, "ph": "X", "pid": 1, "tid": 1, "ts": us(begin_ns), "dur": us(end_ns - begin_ns)})
-    };
-    let (mut events, mut now_ns) = (
-        vec![json!({"name": "thread_name", "ph": "M", "pid": 1, "tid": 1,
-                                                "args": {"name": "critical path"}})],
-        0,
-    );
-    let mut open: Vec<(String, u64)> = Vec::new();
-    for (segment, within) in path.iter().zip(waits_of(path)) {
-        let same = open.iter().zip(&within).take_while(|((name, _), other)| name == *other).count();
-        events.extend(open.drain(same..).map(|(name, began_ns)| event(&name, began_ns, now_ns)));
-        open.extend(within[same..].iter().map(|name| (name.clone(), now_ns)));
-        events.push(event(&what(segment), now_ns, now_ns + segment.ns));
-        now_ns += segment.ns;
-    }
-    events.extend(open.into_iter().map(|(name, began_ns)| event(&name, began_ns, now_ns)));
-    json!({"traceEvents": events, "displayTimeUnit": "ns"})
+/// What is written of a command, beside its path.
+#[derive(Debug)]
+pub struct RunScreen<'a> {
+    /// How the command ended; `None` if this is not known.
+    pub status: Option<ExitStatus>,
+    /// Lost events, by reason.
+    pub lost: &'a BTreeMap<String, u64>,
+    /// The processes to show as a tree.
+    pub tree: Option<&'a Members>,
+    /// Whether all long waits are written, and lost events by reason.
+    pub is_verbose: bool,
+    /// Options that show more.
+    pub more: Vec<&'static str>,
 }
 
 /// Writes the text report of a command.
-pub fn write(
-    out: &mut dyn Write,
-    command: &str,
-    explained: &Explained,
-    lost: &BTreeMap<String, u64>,
-    tree: Option<&Members>,
-) -> io::Result<()> {
-    let elapsed_ns = explained.elapsed_ns;
-    writeln!(out, "\n{} took {}:", printable(command), format_ns(elapsed_ns))?;
-    let unnumbered: Vec<PathSegment> = explained.path.iter().map(of_name).collect();
-    path::write(out, &unnumbered, 2)?;
-    let long = |ns: u64| ns as f64 * 100.0 / elapsed_ns.max(1) as f64 >= LONG_PERCENT;
-    let longest: Vec<_> = explained.longest.iter().filter(|wait| long(wait.ns)).collect();
-    if !longest.is_empty() {
-        writeln!(out, "The longest waits on its path:")?;
-    }
-    for wait in longest {
-        let first = wait.path.iter().find(|segment| segment.depth == 1).or_else(|| wait.path.first());
-        let waiter = first.unwrap_or(&PathSegment::default()).waiter_name();
-        let via = first.and_then(|segment| segment.via.as_deref());
-        let via = via.map_or_else(String::new, |via| format!(" in {}", printable(via)));
-        let after = format_ns(wait.after_ns);
-        writeln!(out, "  after {after}: {} waited {}{via}", printable(&waiter), format_ns(wait.ns))?;
-        path::write_wait(out, &wait.path, 4)?;
-    }
-    write_outsiders(out, explained)?;
-    if let Some(members) = tree {
+pub fn write(out: &mut dyn Write, command: &str, explained: &Explained, shown: &RunScreen<'_>) -> io::Result<()> {
+    let outsiders = outsiders(explained);
+    writeln!(out, "{}", verdict(command, explained, shown.status, &outsiders))?;
+    write_outsiders(out, explained, &outsiders, shown.is_verbose)?;
+    write_path(out, explained, shown.is_verbose)?;
+    write_longest(out, explained, shown.is_verbose)?;
+    if let Some(members) = shown.tree {
+        writeln!(out)?;
         processes::write(out, explained, members)?;
     }
-    if !lost.is_empty() {
-        let lost: Vec<String> =
-            lost.iter().map(|(reason, count)| format!("{count} {}", reason.replace('_', " "))).collect();
-        writeln!(out, "lost: {} (see whylate help lost)", lost.join(", "))?;
-    }
-    Ok(())
+    let about = footer::about(shown.lost, explained.elapsed_ns, shown.is_verbose, &shown.more);
+    if about.is_empty() { Ok(()) } else { writeln!(out, "\n{about}") }
 }
 
-/// Writes culprits outside the command: those that occupied a CPU for which the path waited, and those it waited for.
-fn write_outsiders(out: &mut dyn Write, explained: &Explained) -> io::Result<()> {
+fn percent(ns: u64, explained: &Explained) -> f64 {
+    ns as f64 * 100.0 / explained.elapsed_ns.max(1) as f64
+}
+
+/// Renders how long the command took and how it ended, and whose the time was: the longest share first.
+fn verdict(command: &str, explained: &Explained, status: Option<ExitStatus>, outsiders: &[Outsider]) -> String {
+    let signal = status.and_then(|status| status.signal());
+    let took = match (status.and_then(|status| status.code()), signal) {
+        (_, Some(signal)) => {
+            let name = signal_name(signal).map_or_else(|| format!("signal {signal}"), str::to_owned);
+            format!("was killed by {name} after")
+        }
+        (Some(code), None) if code != 0 => format!("failed (exit status {code}) after"),
+        _ => "took".to_owned(),
+    };
+    let (mut own_ns, mut waited_ns) = (0, 0);
+    let mut waits: BTreeMap<String, u64> = BTreeMap::new();
+    for segment in explained.path.iter().filter(|segment| delay_by_outsider(segment, explained).is_none()) {
+        if segment.is_member && segment.kind == CauseKind::Running {
+            own_ns += segment.ns;
+            continue;
+        }
+        waited_ns += segment.ns;
+        if segment.who != OTHERS {
+            *waits.entry(waited_for(&of_name(segment))).or_default() += segment.ns;
+        }
+    }
+    let wait = waits.into_iter().max_by_key(|(_, ns)| *ns).map(|(wait, _)| wait);
+    let outsider = outsiders.first().map(|outsider| outsider.who.clone());
+    let mainly = |what: Option<String>| what.map_or_else(String::new, |what| format!(", mainly {what}"));
+    let outsiders_ns: u64 = outsiders.iter().map(|outsider| outsider.ns).sum();
+    let at_least = if explained.is_folded { "at least " } else { "" };
+    let mut shares = vec![
+        (own_ns, "", "its own work".to_owned()),
+        (outsiders_ns, at_least, format!("held up by others{}", mainly(outsider))),
+        (waited_ns, "", format!("waiting{}", mainly(wait))),
+    ];
+    shares.retain(|(ns, ..)| percent(*ns, explained) >= LONG_PERCENT);
+    shares.sort_by_key(|(ns, ..)| Reverse(*ns));
+    let share =
+        |(ns, at_least, whose): &(u64, &str, String)| format!("{at_least}{:.0}% {whose}", percent(*ns, explained));
+    let shares = shares.iter().map(share).collect::<Vec<_>>().join("; ");
+    let colon = if shares.is_empty() { "" } else { ": " };
+    format!("{} {took} {}{colon}{shares}.", printable(command), format_ns(explained.elapsed_ns))
+}
+
+/// Renders what a segment of a wait was for; follows `waiting, mainly`.
+fn waited_for(segment: &PathSegment) -> String {
+    match segment.kind {
+        _ if segment.is_ready() && segment.is_member => "for a CPU that its own threads occupied".to_owned(),
+        _ if segment.is_ready() => "for a CPU".to_owned(),
+        CauseKind::Irq | CauseKind::Softirq | CauseKind::Nmi => {
+            format!("for {} {}", why::word(segment.kind), printable(&segment.who))
+        }
+        CauseKind::Steal => "for the hypervisor".to_owned(),
+        _ => what(segment),
+    }
+}
+
+/// Writes the rows of the path, the first ones only unless `is_verbose`.
+fn write_path(out: &mut dyn Write, explained: &Explained, is_verbose: bool) -> io::Result<()> {
+    writeln!(out, "\nWHERE THE TIME WENT")?;
+    let by_name: Vec<PathSegment> = explained.path.iter().map(of_name).collect();
+    let text = text_of(|out| path::write(out, &by_name, 2));
+    let rows = text.lines().count();
+    let shown = if is_verbose || rows <= MAX_ROWS + 1 { rows } else { MAX_ROWS };
+    text.lines().take(shown).try_for_each(|row| writeln!(out, "{row}"))?;
+    match rows - shown {
+        0 => Ok(()),
+        more => writeln!(out, "     ... ({} more with -v)", counted(more as u64, "line")),
+    }
+}
+
+/// Writes the longest wait, unless a row of the path is that wait; with `is_verbose`, all long waits.
+fn write_longest(out: &mut dyn Write, explained: &Explained, is_verbose: bool) -> io::Result<()> {
+    let is_long = |wait: &&LongWait| percent(wait.ns, explained) >= LONG_PERCENT;
+    let longest: Vec<&LongWait> = explained.longest.iter().filter(is_long).collect();
+    match &longest[..] {
+        [] => Ok(()),
+        [longest, ..] if !is_verbose && path::has_row_of(&explained.path, &longest.path) => Ok(()),
+        [longest, ..] if !is_verbose => {
+            writeln!(out, "\nLONGEST WAIT")?;
+            path::write_long_wait(out, longest)
+        }
+        all => {
+            writeln!(out, "\nLONGEST WAITS")?;
+            all.iter().try_for_each(|wait| path::write_long_wait(out, wait))
+        }
+    }
+}
+
+/// What delayed the command from outside.
+#[derive(Debug)]
+struct Outsider {
+    who: String,
+    how: &'static str,
+    ns: u64,
+}
+
+/// Returns how a segment's actor delayed the command from outside: it occupied a CPU for which the path waited, or the
+/// path waited for it. `None` for other segments.
+fn delay_by_outsider(segment: &PathSegment, explained: &Explained) -> Option<&'static str> {
     // Merged segments have no owner, and a merged work item does not show that a thread waited for its CPU.
-    let is_lost = |segment: &PathSegment| explained.is_folded && segment.who == whylate_model::path::OTHERS;
-    let how = |segment: &PathSegment| match segment.kind {
-        _ if segment.is_member || is_lost(segment) => None,
+    let is_lost = explained.is_folded && segment.who == OTHERS;
+    match segment.kind {
+        _ if segment.is_member || is_lost => None,
         CauseKind::Thread | CauseKind::Work if segment.is_ready() => Some(OCCUPIED_CPU),
         CauseKind::IrqsOff if segment.is_ready() => Some(IRQS_OFF),
         CauseKind::Throttled if segment.is_ready() => Some(THROTTLED),
         CauseKind::Running | CauseKind::Work => Some(WAITED_FOR),
         _ => None,
-    };
-    // By name, and the thread if it is the only one of its name.
-    let mut by_name: BTreeMap<(String, &str), (u64, Option<&ActorName>)> = BTreeMap::new();
-    for (segment, how) in explained.path.iter().filter_map(|segment| Some((segment, how(segment)?))) {
+    }
+}
+
+/// Returns what delayed the command from outside, the longest delay first: by name, and the thread if it is the only one
+/// of its name.
+fn outsiders(explained: &Explained) -> Vec<Outsider> {
+    let mut by_name: BTreeMap<(&str, ActorName, &str), (u64, Option<&ActorName>)> = BTreeMap::new();
+    for segment in &explained.path {
+        let Some(how) = delay_by_outsider(segment, explained) else { continue };
         let item = if segment.kind == CauseKind::Work { "work item " } else { "" };
-        let (ns, thread) =
-            by_name.entry((format!("{item}{}", of_name(segment).who), how)).or_insert((0, Some(&segment.who)));
+        let (ns, thread) = by_name.entry((item, of_name(segment).who, how)).or_insert((0, Some(&segment.who)));
         *ns += segment.ns;
         *thread = thread.filter(|thread| **thread == segment.who);
     }
-    let named = by_name.into_iter().map(|((name, how), (ns, thread))| {
-        let who = thread.filter(|thread| thread.is_thread()).map_or(name, ActorName::to_string);
-        ((who, how), ns)
+    let named = by_name.into_iter().map(|((item, name, how), (ns, thread))| {
+        let who = thread.filter(|thread| thread.is_thread()).unwrap_or(&name);
+        Outsider { who: format!("{item}{}", why::actor(who)), how, ns }
     });
-    let mut sums: Vec<_> = named.collect();
-    sums.sort_by(|(a, a_ns), (b, b_ns)| (Reverse(a_ns), a).cmp(&(Reverse(b_ns), b)));
-    if sums.is_empty() {
+    let mut outsiders: Vec<Outsider> = named.collect();
+    outsiders.sort_by(|a, b| (Reverse(a.ns), &a.who, a.how).cmp(&(Reverse(b.ns), &b.who, b.how)));
+    outsiders
+}
+
+/// Writes the outsiders with their delays, if these are worth naming; only the first ones unless `is_verbose`.
+fn write_outsiders(
+    out: &mut dyn Write,
+    explained: &Explained,
+    outsiders: &[Outsider],
+    is_verbose: bool,
+) -> io::Result<()> {
+    let all_ns: u64 = outsiders.iter().map(|outsider| outsider.ns).sum();
+    if percent(all_ns, explained) < SMALL_PERCENT {
         return Ok(());
     }
-    let percent = |ns: u64| ns as f64 * 100.0 / explained.elapsed_ns.max(1) as f64;
-    let all_ns: u64 = sums.iter().map(|(_, ns)| ns).sum();
-    let all = format!("{}{}", if explained.is_folded { "at least " } else { "" }, format_ns(all_ns));
-    writeln!(out, "Others delayed it by {all} ({:.1}% of the elapsed time):", percent(all_ns))?;
-    let shown = sums.iter().take(MAX_OUTSIDERS).take_while(|(_, ns)| percent(*ns) >= SMALL_PERCENT).count();
-    let (shown, small) = sums.split_at(if sums.len() - shown > 1 { shown } else { sums.len() });
-    for ((who, how), ns) in shown {
-        writeln!(out, "  {:>5.1}% {:>8}  {} {how}", percent(*ns), format_ns(*ns), printable(who))?;
+    let at_least = if explained.is_folded { "at least " } else { "" };
+    writeln!(out, "\nCULPRITS, {at_least}{} in total", format_ns(all_ns))?;
+    let is_shown = |outsider: &&Outsider| percent(outsider.ns, explained) >= SMALL_PERCENT;
+    let most = if is_verbose { outsiders.len() } else { MAX_OUTSIDERS };
+    let shown = outsiders.iter().take(most).take_while(is_shown).count();
+    let (shown, small) = outsiders.split_at(if outsiders.len() - shown > 1 { shown } else { outsiders.len() });
+    for Outsider { who, how, ns } in shown {
+        writeln!(out, "  {:>5.1}% {:>8}  {who} {how}", percent(*ns, explained), format_ns(*ns))?;
     }
     if !small.is_empty() {
-        let small_ns: u64 = small.iter().map(|(_, ns)| ns).sum();
-        writeln!(out, "  {:>5.1}% {:>8}  {} others", percent(small_ns), format_ns(small_ns), small.len())?;
+        let small_ns: u64 = small.iter().map(|outsider| outsider.ns).sum();
+        writeln!(out, "  {:>5.1}% {:>8}  {} others", percent(small_ns, explained), format_ns(small_ns), small.len())?;
     }
     Ok(())
 }
@@ -263,21 +265,108 @@ mod tests {
         ];
         let elapsed_ns = path.iter().map(|segment| segment.ns).sum();
         let wait = LongWait { after_ns: 300_000_000, ns: 1_550_000_000, path: path[1..5].to_vec() };
-        let explained = Explained { elapsed_ns, path, is_folded: false, longest: vec![wait] };
+        let path_of_sleep = path[5..].to_vec();
+        let sleep = LongWait { after_ns: 1_850_000_000, ns: 150_000_000, path: path_of_sleep };
+        let explained = Explained { elapsed_ns, path, is_folded: false, longest: vec![wait, sleep] };
         let lost = [("unseen_switches".to_owned(), 4), ("waits_not_followed".to_owned(), 12)].into();
-        insta::assert_snapshot!(screens_of(|out, _| write(out, "make -j8", &explained, &lost, None)));
+        let shown = |is_verbose, status: i32| RunScreen {
+            status: Some(ExitStatus::from_raw(status)),
+            lost: &lost,
+            tree: None,
+            is_verbose,
+            more: if is_verbose { vec!["--tree"] } else { vec!["--tree", "-o FILE.svg", "-v"] },
+        };
+        insta::assert_snapshot!(screens_of(|out, _| write(out, "make", &explained, &shown(false, 0))));
+        insta::assert_snapshot!(
+            "v_shows_all_long_waits",
+            text_of(|out| write(out, "make", &explained, &shown(true, 2 << 8)))
+        );
+    }
+
+    /// Returns the path of a command that waits for an object, and the time in nanoseconds.
+    fn sleeper() -> (Vec<PathSegment>, u64) {
+        let own = PathSegment { is_member: true, ..part(20, CauseKind::Running, "sleep:5") };
+        let asleep = PathSegment {
+            depth: 1,
+            waiter: Some(ActorName::thread("sleep", 5)),
+            via: Some("clock_nanosleep".to_owned()),
+            ..part(180, CauseKind::Timer, "timer")
+        };
+        (vec![own, asleep], 200_000_000)
     }
 
     #[test]
-    fn graph_tells_work_waits_and_culprits_apart() {
-        let behind =
-            PathSegment { ready: Some("cc1:5".parse().expect("any text")), ..part(20, CauseKind::Thread, "hog:7") };
-        let path = [part(10, CauseKind::Running, "cc1:5"), behind, part(30, CauseKind::Disk, "vda (read by cc1:5)")];
-        assert_eq!(path.each_ref().map(color_of), [Kind::User, Kind::Runnable, Kind::Between]);
+    fn first_line_says_whose_the_time_was_and_how_it_ended() {
+        let (path, elapsed_ns) = sleeper();
+        let mut explained = Explained { elapsed_ns, path, is_folded: false, longest: Vec::new() };
+        let verdict = |explained: &Explained, status| verdict("sleep", explained, status, &outsiders(explained));
+        let raw = |status| Some(ExitStatus::from_raw(status));
+        let shares = "90% waiting, mainly until a timer expired; 10% its own work.";
+        for (status, took) in [
+            (None, "took"),
+            (raw(0), "took"),
+            (raw(2 << 8), "failed (exit status 2) after"),
+            (raw(9), "was killed by SIGKILL after"),
+            (raw(64), "was killed by signal 64 after"),
+        ] {
+            assert_eq!(verdict(&explained, status), format!("sleep {took} 200ms: {shares}"));
+        }
+        // Behind whylate's reader, and behind threads of its own.
+        let ready = Some(ActorName::thread("sleep", 5));
+        let behind = |ms, who: &str, is_member| PathSegment {
+            ready: ready.clone(),
+            is_member,
+            ..part(ms, CauseKind::Thread, who)
+        };
+        explained.path = vec![behind(150, "whylate:7", false), behind(50, "sleep:6", true)];
+        explained.is_folded = true;
         assert_eq!(
-            folded(&path),
-            ["at disk vda (read by cc1) 30000000", "cc1 waited for a CPU behind hog 20000000", "cc1 worked 10000000"]
+            verdict(&explained, None),
+            "sleep took 200ms: at least 75% held up by others, mainly whylate:7 (whylate itself); \
+             25% waiting, mainly for a CPU that its own threads occupied."
         );
+        explained.path.clear();
+        assert_eq!(verdict(&explained, None), "sleep took 200ms.");
+    }
+
+    #[test]
+    fn longest_wait_is_shown_if_it_is_no_row_of_the_path() {
+        let (path, elapsed_ns) = sleeper();
+        let wait = |path: &[PathSegment]| LongWait {
+            after_ns: 20_000_000,
+            ns: path.iter().map(|segment| segment.ns).sum(),
+            path: path.to_vec(),
+        };
+        let longest = |path: Vec<PathSegment>, wait| {
+            let explained = Explained { elapsed_ns, path, is_folded: false, longest: vec![wait] };
+            [false, true].map(|is_verbose| text_of(|out| write_longest(out, &explained, is_verbose)))
+        };
+        let shown = "after 20.0ms: sleep:5 waited 180ms in clock_nanosleep\n  100.0%    180ms  until a timer expired\n";
+        let only = longest(path.clone(), wait(&path[1..]));
+        assert_eq!(only, [String::new(), format!("\nLONGEST WAITS\n{shown}")]);
+        // One of two.
+        let two = longest([&path[..], &path[1..]].concat(), wait(&path[1..]));
+        assert_eq!(two[0], format!("\nLONGEST WAIT\n{shown}"));
+    }
+
+    #[test]
+    fn first_rows_fit_a_screen_and_v_shows_all() {
+        let ran = |number: u64| {
+            let ready = Some(ActorName::thread("cc1", 5));
+            PathSegment { ready, ..part(100 - number, CauseKind::Thread, &format!("job-{number}:7")) }
+        };
+        let path: Vec<PathSegment> = (0..20).map(ran).collect();
+        let elapsed_ns = path.iter().map(|segment| segment.ns).sum();
+        let explained = Explained { elapsed_ns, path, is_folded: false, longest: Vec::new() };
+        let lost = BTreeMap::new();
+        let lines = |is_verbose| {
+            let screen = RunScreen { status: None, lost: &lost, tree: None, is_verbose, more: vec!["-v"] };
+            let text = text_of(|out| write(out, "make", &explained, &screen));
+            assert_eq!(text.contains("     ... (13 lines more with -v)\n"), !is_verbose, "{text}");
+            assert_eq!(text.contains(" 16 others\n"), !is_verbose, "{text}");
+            text.lines().count()
+        };
+        assert_eq!((lines(false), lines(true)), (21, 48));
     }
 
     #[test]
@@ -295,8 +384,10 @@ mod tests {
             part(5, CauseKind::Softirq, "others"),
         ];
         let explained = Explained { elapsed_ns: 111_000_000, path, is_folded: false, longest: Vec::new() };
-        insta::assert_snapshot!(crate::render::text::text_of(|out| write_outsiders(out, &explained)), @r"
-        Others delayed it by 66.0ms (59.5% of the elapsed time):
+        let written = |out: &mut dyn Write| write_outsiders(out, &explained, &outsiders(&explained), false);
+        insta::assert_snapshot!(text_of(written), @r"
+
+        CULPRITS, 66.0ms in total
            36.0%   40.0ms  server:9 worked while the command waited for it
            18.0%   20.0ms  rustc:7 occupied its CPU
             2.7%   3.00ms  cgroup /a throttled it

@@ -25,6 +25,8 @@ pub struct SqpollText {
     zone: TimeZone,
     terminal_columns: Option<usize>,
     culprits: Culprits,
+    /// Whether lost events are listed by reason.
+    pub is_verbose: bool,
     is_first: bool,
 }
 
@@ -32,7 +34,7 @@ impl SqpollText {
     /// Creates the output. The longest events of a limited number are printed with each table, others as they arrive.
     pub fn new(thresholds: Thresholds, terminal_columns: Option<usize>) -> Self {
         let (zone, culprits) = (TimeZone::system(), Culprits::default());
-        SqpollText { thresholds, zone, terminal_columns, culprits, is_first: true }
+        SqpollText { thresholds, zone, terminal_columns, culprits, is_verbose: false, is_first: true }
     }
 
     /// Sets how culprits are grouped.
@@ -75,7 +77,7 @@ impl Output for SqpollText {
                 why::write_ranking(out, &ranking, SQPOLL.words)?;
             }
         }
-        footer::write(out, &snapshot)
+        footer::write(out, &snapshot, self.is_verbose)
     }
 }
 
@@ -198,6 +200,16 @@ mod tests {
     #[test]
     fn a_row_per_thread_and_per_ring_of_several() {
         insta::assert_snapshot!(written(&mut SqpollText::new(Thresholds::default(), None), snapshot()));
+    }
+
+    #[test]
+    fn v_lists_lost_events_by_reason() {
+        let printed = |is_verbose| {
+            let mut text = SqpollText { is_verbose, ..SqpollText::new(Thresholds::default(), None) };
+            written(&mut text, snapshot())
+        };
+        assert!(printed(false).ends_with("2 events lost (2.0/s): -v shows why\n"));
+        assert!(printed(true).ends_with("lost: 2 busy rings (see whylate help lost)\n"));
     }
 
     #[test]

@@ -17,7 +17,7 @@ const FRAMES: usize = 8;
 const CULPRITS: usize = 10;
 
 /// Names of whylate's own threads.
-const OWN_THREADS: [&str; 12] = [
+const OWN_THREADS: [&str; 13] = [
     "whylate",
     "whylate-locks",
     "whylate-maxima",
@@ -27,6 +27,7 @@ const OWN_THREADS: [&str; 12] = [
     "whylate-reads",
     "whylate-record",
     "whylate-replay",
+    "whylate-run",
     "heartbeats",
     "heartbeat-cost",
     "sq-samples",

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use whylate_model::sources::Merging;
+use whylate_model::sources::{Merging, lost_events};
 use whylate_model::units::format_ns;
 use whylate_model::{Card, Histogram, Labels, Series, Snapshot};
 
@@ -48,7 +48,7 @@ fn distribution(card: &Card, snapshot: &Snapshot, figures: &Histogram, window: &
         text += &format!("{what}: {}\n", limitation.reason);
     }
     (card.advice)(snapshot).iter().for_each(|advice| text += &format!("{advice}\n"));
-    for (reason, count) in snapshot.lost.iter().filter(|(_, count)| **count > 0) {
+    for (reason, count) in lost_events(card.name, &snapshot.lost) {
         text += &format!("lost: {count} {}", reason.replace('_', " "));
         text += &card.meaning(reason).map_or_else(|| "\n".to_owned(), |meaning| format!(": {meaning}\n"));
     }

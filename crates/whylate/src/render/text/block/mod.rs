@@ -26,12 +26,12 @@ impl LatencyView for &Shape {
         "I/O request latency".to_owned()
     }
 
-    fn write_late_heading(&self, out: &mut dyn Write) -> io::Result<()> {
-        late::write_heading(out, self.verbose)
+    fn write_late_heading(&self, out: &mut dyn Write, is_verbose: bool) -> io::Result<()> {
+        late::write_heading(out, is_verbose)
     }
 
-    fn write_late(&self, out: &mut dyn Write, event: &LateEvent, zone: &TimeZone) -> io::Result<()> {
-        late::write(out, event, zone, self.verbose)
+    fn write_late(&self, out: &mut dyn Write, event: &LateEvent, zone: &TimeZone, is_verbose: bool) -> io::Result<()> {
+        late::write(out, event, zone, is_verbose)
     }
 
     fn table(&self, snapshot: &Snapshot) -> Option<Table> {
@@ -154,7 +154,7 @@ mod tests {
 
     fn text<'a>(shape: &'a Shape, explain_ns: Option<u64>, lines_only: bool) -> BlockText<'a> {
         let thresholds = Thresholds { explain_ns, ..Thresholds::default() };
-        let shown = LatencyOptions { thresholds, rank_by: By::Culprit, lines_only };
+        let shown = LatencyOptions { thresholds, rank_by: By::Culprit, lines_only, is_verbose: false };
         BlockText::new(shape, shown, None).in_utc()
     }
 

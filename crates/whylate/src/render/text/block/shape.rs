@@ -18,9 +18,6 @@ pub struct Shape {
     /// What rows and histograms are grouped by (default: device, which is the disk; with --table, operation)
     #[arg(long, value_enum)]
     pub by: Option<Key>,
-    /// With each late request: all of its phases, its flags and its sector
-    #[arg(short, long)]
-    pub verbose: bool,
 }
 
 /// Key by which series are distinguished.

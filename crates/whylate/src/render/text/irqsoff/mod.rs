@@ -31,6 +31,8 @@ pub struct IrqsoffTextOptions {
     pub worst: Option<usize>,
     /// Sections shorter than this are ignored, in nanoseconds.
     pub from_ns: u64,
+    /// Print lost events by reason.
+    pub is_verbose: bool,
 }
 
 pub struct IrqsoffText {
@@ -151,7 +153,7 @@ impl Output for IrqsoffText {
         for sentence in advice {
             writeln!(out, "{}", printable(&sentence))?;
         }
-        footer::write(out, &snapshot)
+        footer::write(out, &snapshot, self.shown.is_verbose)
     }
 }
 

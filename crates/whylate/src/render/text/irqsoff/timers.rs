@@ -13,14 +13,15 @@ use crate::render::text::{Output, footer, histogram};
 #[derive(Debug)]
 pub struct TimerText {
     with_histograms: bool,
+    is_verbose: bool,
     terminal_columns: Option<usize>,
     is_first: bool,
 }
 
 impl TimerText {
-    /// Creates the output. Tables fit the terminal, if there is one.
-    pub fn new(with_histograms: bool, terminal_columns: Option<usize>) -> Self {
-        TimerText { with_histograms, terminal_columns, is_first: true }
+    /// Creates the output; with `is_verbose`, it lists lost events by reason. Tables fit the terminal, if there is one.
+    pub fn new(with_histograms: bool, is_verbose: bool, terminal_columns: Option<usize>) -> Self {
+        TimerText { with_histograms, is_verbose, terminal_columns, is_first: true }
     }
 }
 
@@ -55,7 +56,7 @@ impl Output for TimerText {
                 histogram::write(out, series.histogram("latency"))?;
             }
         }
-        footer::write(out, &snapshot)
+        footer::write(out, &snapshot, self.is_verbose)
     }
 }
 
@@ -102,7 +103,7 @@ mod tests {
             series("tick_nohz_handler", "hard", &[1_000, 9_656_000], &[("overruns", 2.0), ("period_ns", 4e6)]),
             series("tcp_pace_kick", "soft", &[8_000], &[("overruns", 0.0)]),
         ];
-        let mut text = TimerText::new(false, None);
+        let mut text = TimerText::new(false, false, None);
         insta::assert_snapshot!(whole_output(&mut text, Keep::Nothing, Vec::new(), snapshot));
     }
 }

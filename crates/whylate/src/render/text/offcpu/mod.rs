@@ -15,6 +15,7 @@ pub mod tree;
 use std::io::{self, Write};
 
 use whylate_model::folded::waiting;
+use whylate_model::sources::count_lost;
 use whylate_model::units::format_ns;
 use whylate_model::{Snapshot, Stack, WaitClass};
 
@@ -36,7 +37,7 @@ fn rate(snapshot: &Snapshot) -> String {
 pub fn summary(snapshot: &Snapshot, hide_idle: bool) -> String {
     let off_ns: u64 = waiting(snapshot, hide_idle).map(|stack| stack.weight_ns).sum();
     let on_ns: u64 = on_cpu(snapshot).map(|stack| stack.weight_ns).sum();
-    let lost: u64 = snapshot.lost.values().sum();
+    let lost = count_lost(&snapshot.source, &snapshot.lost);
     let lost = if lost == 0 { String::new() } else { format!(", {lost} lost") };
     format!(
         "{} {}, {} threads, {} off CPU{}, {} on CPU{lost}",

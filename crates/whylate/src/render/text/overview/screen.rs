@@ -12,7 +12,7 @@ use whylate_model::snapshot::Sleeper;
 use whylate_model::sources::{CARDS, named};
 use whylate_model::units::{format_ns, format_round_ns, printable};
 
-use super::{RenderedRow, shown};
+use super::{RenderedRow, count_lost, lost_events, shown};
 use crate::render::color;
 use crate::render::text::fit::Fit;
 use crate::render::text::table::Table;
@@ -31,8 +31,6 @@ const MAX_WORST_LINES: usize = 9;
 const MAX_CULPRITS: usize = 8;
 /// Culprits below this percentage of the total delay are merged into one line.
 const SMALL_PERCENT: f64 = 0.5;
-/// Events that are left out on purpose, so that they are not lost: whylate's own.
-const LEFT_OUT: &str = "own";
 
 /// How much is written, and for which place.
 #[derive(Debug)]
@@ -309,16 +307,9 @@ fn write_commands(out: &mut dyn Write, rows: &[RenderedRow<'_>], screen: &Screen
 
 /// Writes everything about the measurement itself: when it was made, what was lost, and what is less precise.
 fn write_measurement(out: &mut dyn Write, look: &Overview, screen: &Screen) -> io::Result<()> {
-    let is_lost = |(reason, _): &(&String, &u64)| *reason != LEFT_OUT;
-    let sources = || look.sources.iter().map(|source| (source.source.as_str(), &source.lost));
-    let all = || sources().chain([("all", &look.lost)]);
     writeln!(out)?;
     if screen.is_verbose {
-        let lost = all().flat_map(|(source, lost)| {
-            let each = lost.iter().filter(is_lost);
-            each.map(move |(reason, count)| format!("{count} {} ({source})", reason.replace('_', " ")))
-        });
-        footer::write_lost(out, &lost.collect::<Vec<_>>())?;
+        footer::write_lost(out, &lost_events(look))?;
         for of in look.limitations.iter().filter(|of| !of.is_about_cpus()) {
             writeln!(out, "less precise: {}: {}", printable(&of.source), printable(&of.reason))?;
         }
@@ -326,11 +317,7 @@ fn write_measurement(out: &mut dyn Write, look: &Overview, screen: &Screen) -> i
     let at = i64::try_from(look.start_unix_ns).ok().and_then(|ns| Timestamp::from_nanosecond(ns.into()).ok());
     let at = at.map(|at| at.to_zoned(screen.zone.clone()).strftime("%Y-%m-%d %H:%M:%S").to_string());
     let mut notes: Vec<String> = at.map(|at| format!("from {at}")).into_iter().collect();
-    let lost: u64 = all().flat_map(|(_, lost)| lost.iter().filter(is_lost)).map(|(_, count)| *count).sum();
-    if lost > 0 {
-        let each_second = lost as f64 * 1e9 / look.duration_ns.max(1) as f64;
-        notes.push(format!("{lost} events lost ({each_second:.1}/s)"));
-    }
+    notes.extend(footer::rate(count_lost(look), look.duration_ns));
     let precision = look.limitations.iter().filter(|of| !of.is_about_cpus()).count() as u64;
     if precision > 0 {
         notes.push(why::counted(precision, "precision note"));

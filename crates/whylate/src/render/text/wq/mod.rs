@@ -35,12 +35,12 @@ impl LatencyView for WqView<'_> {
         self.handler.map_or_else(|| latency.to_owned(), |handler| format!("{latency} of {}", printable(handler)))
     }
 
-    fn write_late_heading(&self, out: &mut dyn Write) -> io::Result<()> {
-        late::write_heading(out, self.shape.verbose)
+    fn write_late_heading(&self, out: &mut dyn Write, is_verbose: bool) -> io::Result<()> {
+        late::write_heading(out, is_verbose)
     }
 
-    fn write_late(&self, out: &mut dyn Write, event: &LateEvent, zone: &TimeZone) -> io::Result<()> {
-        late::write(out, event, zone, self.shape.verbose)
+    fn write_late(&self, out: &mut dyn Write, event: &LateEvent, zone: &TimeZone, is_verbose: bool) -> io::Result<()> {
+        late::write(out, event, zone, is_verbose)
     }
 
     fn table(&self, snapshot: &Snapshot) -> Option<Table> {

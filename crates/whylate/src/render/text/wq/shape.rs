@@ -21,9 +21,6 @@ pub struct Shape {
     /// What rows and histograms are grouped by
     #[arg(long, value_enum)]
     pub by: Option<By>,
-    /// With each late item: its phases, its workqueue and its worker
-    #[arg(short, long)]
-    pub verbose: bool,
 }
 
 impl Shape {

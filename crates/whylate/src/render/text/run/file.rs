@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Writes the path of a command to a file.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+use std::path::Path;
+
+use serde_json::json;
+use whylate_model::CauseKind;
+use whylate_model::folded::{Frame, Kind, lines_of};
+use whylate_model::path::command::Explained;
+use whylate_model::path::{PathSegment, within};
+use whylate_model::units::printable;
+
+use crate::json::write_line;
+use crate::render::extension::{Extension, chosen};
+use crate::render::text::offcpu::{svg, write_lines};
+use crate::render::text::path::{of_name, what};
+
+/// Format of the output file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// A flame graph.
+    Svg,
+    /// Folded stacks, one per line.
+    Folded,
+    /// Events that Perfetto and chrome://tracing open.
+    Trace,
+}
+
+/// Returns the format of a file with a path.
+///
+/// # Errors
+/// Fails if the file has another extension.
+pub fn form_of(path: &Path) -> anyhow::Result<Form> {
+    if Extension::from_path(path) == Some(Extension::Json) {
+        let name = printable(&path.to_string_lossy());
+        say!(
+            "whylate: {name} gets a trace for Perfetto, as before: name it .trace.json, as .json will be that of --json"
+        );
+        return Ok(Form::Trace);
+    }
+    chosen(path, &[(Extension::Svg, Form::Svg), (Extension::Folded, Form::Folded), (Extension::Trace, Form::Trace)])
+}
+
+/// Writes the path in a format.
+///
+/// # Errors
+/// Fails if the writer does.
+pub fn write_file(out: &mut dyn Write, form: Form, explained: &Explained) -> io::Result<()> {
+    match form {
+        Form::Trace => write_line(out, &events(&explained.path))?,
+        Form::Folded => write_lines(out, &folded(&explained.path))?,
+        Form::Svg => {
+            let legend = "light blue: worked; orange: others occupied its CPU; gray: waited";
+            svg::write_frames(out, "Critical path", legend, &frames(&explained.path))?;
+        }
+    }
+    out.flush()
+}
+
+/// Returns stacks with their nanoseconds: the enclosing waits of each segment, and the segment. TIDs are stripped.
+fn frames(path: &[PathSegment]) -> Vec<(Vec<Frame>, u64)> {
+    let path: Vec<PathSegment> = path.iter().map(of_name).collect();
+    let mut stacks: BTreeMap<Vec<Frame>, u64> = BTreeMap::new();
+    for (segment, waits) in path.iter().zip(waits_of(&path)) {
+        let mut frames: Vec<Frame> = waits.iter().map(|wait| Frame::new(Kind::Label, wait)).collect();
+        frames.push(Frame::new(color_of(segment), &what(segment)));
+        *stacks.entry(frames).or_default() += segment.ns;
+    }
+    stacks.into_iter().collect()
+}
+
+/// Returns the kind of frame that colors a segment: work, a culprit, or a wait.
+fn color_of(segment: &PathSegment) -> Kind {
+    match segment.kind {
+        _ if segment.is_ready() => Kind::Runnable,
+        CauseKind::Running => Kind::User,
+        CauseKind::Work | CauseKind::Irq | CauseKind::Softirq | CauseKind::Nmi | CauseKind::Steal => Kind::Runnable,
+        _ => Kind::Between,
+    }
+}
+
+/// Returns folded stacks, in microseconds.
+fn folded(path: &[PathSegment]) -> Vec<String> {
+    let joined = |frames: &[Frame]| frames.iter().map(|frame| frame.name.as_str()).collect::<Vec<_>>().join(";");
+    let mut lines: BTreeMap<String, u64> = BTreeMap::new();
+    for (frames, ns) in frames(path) {
+        *lines.entry(joined(&frames)).or_default() += ns;
+    }
+    lines_of(lines)
+}
+
+/// Returns the enclosing waits of each segment, outermost first.
+fn waits_of(path: &[PathSegment]) -> Vec<Vec<String>> {
+    let named = |wait: Option<&PathSegment>| {
+        // A waiter without own segments is unknown.
+        let Some(wait) = wait else { return "...".to_owned() };
+        let via = wait.via.as_deref().map_or_else(String::new, |via| format!(" in {via}"));
+        printable(&format!("{} waited{via}", wait.waiter_name()))
+    };
+    within(path).into_iter().map(|waits| waits.into_iter().map(named).collect()).collect()
+}
+
+/// Returns the path as trace events (JSON) on one track, each wait around its segments.
+fn events(path: &[PathSegment]) -> serde_json::Value {
+    let event = |name: &str, begin_ns: u64, end_ns: u64| {
+        let us = |ns: u64| ns as f64 / 1e3;
+        json!({"name": name, "ph": "X", "pid": 1, "tid": 1, "ts": us(begin_ns), "dur": us(end_ns - begin_ns)})
+    };
+    let (mut events, mut now_ns) = (
+        vec![json!({"name": "thread_name", "ph": "M", "pid": 1, "tid": 1,
+                                                "args": {"name": "critical path"}})],
+        0,
+    );
+    let mut open: Vec<(String, u64)> = Vec::new();
+    for (segment, within) in path.iter().zip(waits_of(path)) {
+        let same = open.iter().zip(&within).take_while(|((name, _), other)| name == *other).count();
+        events.extend(open.drain(same..).map(|(name, began_ns)| event(&name, began_ns, now_ns)));
+        open.extend(within[same..].iter().map(|name| (name.clone(), now_ns)));
+        events.push(event(&what(segment), now_ns, now_ns + segment.ns));
+        now_ns += segment.ns;
+    }
+    events.extend(open.into_iter().map(|(name, began_ns)| event(&name, began_ns, now_ns)));
+    json!({"traceEvents": events, "displayTimeUnit": "ns"})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn part(ms: u64, kind: CauseKind, who: &str) -> PathSegment {
+        PathSegment { ns: ms * 1_000_000, kind, who: who.parse().expect("any text"), ..PathSegment::default() }
+    }
+
+    #[test]
+    fn graph_tells_work_waits_and_culprits_apart() {
+        let behind =
+            PathSegment { ready: Some("cc1:5".parse().expect("any text")), ..part(20, CauseKind::Thread, "hog:7") };
+        let path = [part(10, CauseKind::Running, "cc1:5"), behind, part(30, CauseKind::Disk, "vda (read by cc1:5)")];
+        assert_eq!(path.each_ref().map(color_of), [Kind::User, Kind::Runnable, Kind::Between]);
+        assert_eq!(
+            folded(&path),
+            ["at disk vda (read by cc1) 30000", "cc1 waited for a CPU behind hog 20000", "cc1 worked 10000"]
+        );
+    }
+}
