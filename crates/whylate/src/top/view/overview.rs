@@ -6,11 +6,12 @@ use std::ops::RangeInclusive;
 use whylate_model::Card;
 use whylate_model::culprits::Culprit;
 use whylate_model::late::LateKind;
+use whylate_model::overview::RowKind;
 use whylate_model::sources::named;
 use whylate_model::units::format_ns;
 
 use super::{late, over_time};
-use crate::render::text::overview::{RowKind, delayed, shown, verdict};
+use crate::render::text::overview::{delayed, status};
 use crate::render::text::why;
 use crate::top::history::Tick;
 use crate::top::panel::{Cell, Panel, Row};
@@ -39,20 +40,20 @@ fn sources(window: &Window, columns: usize) -> Panel {
     let beside = BESIDE_GRAPH + if is_wide { MEDIANS } else { 0 } + if is_very_wide { DESCRIPTION } else { 0 };
     let graph = columns.saturating_sub(beside).clamp(*GRAPH.start(), *GRAPH.end());
     let mut rows = Vec::new();
-    for row in shown(&window.look) {
+    for row in window.look.rows() {
         let Some(card) = named(row.source) else { continue };
         let values = over_time(window, graph, |tick| worst_of(window, tick, card, row.kind));
         let ns = |ns: Option<u64>| ns.map_or(Cell::Missing, Cell::Ns);
         let mut cells = vec![
             Cell::Text(row.judged.map_or(row.source, |judged| judged.row).to_owned()),
-            Cell::Text(verdict(row.is_late).to_owned()),
+            Cell::Text(status(row.is_late).to_owned()),
             row.count.map_or(Cell::Missing, Cell::Count),
         ];
         cells.extend(is_wide.then(|| ns(row.p50_ns)));
         cells.extend([
             ns(row.p99_ns),
             ns(row.max_ns),
-            Cell::Count(row.late_values().unwrap_or(0)),
+            Cell::Count(row.late.unwrap_or(0)),
             Cell::Text(window.glyphs.spark(&values, row.late_from_ns)),
         ]);
         cells.extend(is_very_wide.then(|| Cell::Text(row.of.into_owned())));
