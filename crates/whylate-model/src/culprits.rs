@@ -66,6 +66,13 @@ pub struct Culprit {
     pub victims: Vec<Victims>,
 }
 
+impl Culprit {
+    /// Returns the longest delay of one event in nanoseconds.
+    pub fn worst_ns(&self) -> u64 {
+        self.victims.iter().map(|victims| victims.worst_ns).max().unwrap_or(0)
+    }
+}
+
 /// Delay that a culprit caused to the events of one source.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]

@@ -21,6 +21,7 @@ pub mod merge;
 pub mod name;
 pub mod occupancy;
 pub mod overview;
+pub mod own;
 pub mod paste;
 pub mod path;
 pub mod recording;

@@ -1,21 +1,25 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The overview of a machine: what each source found, whether it is late, and the culprits over all sources.
 
+mod rows;
 mod source_summary;
+mod verdict;
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+pub use rows::{Row, RowKind};
 pub use source_summary::{SourceSummary, not_recorded};
+pub use verdict::{MainCulprit, Verdict};
 
 use crate::culprits::{By, Culprit, Culprits};
 use crate::histogram::rounded_up;
 use crate::late::{LateKind, SLEEPER};
 use crate::recording::Unmeasured;
 use crate::snapshot::{Sleeper, Unexplained};
-use crate::sources::Card;
+use crate::sources::{self, Card};
 use crate::units::rfc3339;
 use crate::{LateEvent, Snapshot, TopN};
 
@@ -23,6 +27,8 @@ use crate::{LateEvent, Snapshot, TopN};
 const MAX_WORST: usize = 5;
 /// Maximum number of worst events of one source, so that one source cannot hide the others.
 const MAX_WORST_OF_SOURCE: usize = 3;
+
+/// Events that are left out on purpose, so that they are not lost: whylate's own.
 
 /// The overview: the results of all sources.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -180,6 +186,27 @@ impl Overview {
                 *ns = rounded_up(*ns, 3).min(source.max_ns);
             }
         }
+    }
+
+    /// Returns the events of all sources that could not be counted, with source and reason; not those that are left out
+    /// on purpose.
+    pub fn lost(&self) -> impl Iterator<Item = (&str, &str, u64)> {
+        let of_sources = self.sources.iter().map(|source| (source.source.as_str(), &source.lost));
+        let all = of_sources.chain([(sources::SHARED, &self.lost)]);
+        all.flat_map(|(source, lost)| {
+            sources::lost_events(source, lost).map(move |(reason, count)| (source, reason, count))
+        })
+    }
+
+    /// Returns the number of events that could not be counted.
+    pub fn count_lost(&self) -> u64 {
+        self.lost().map(|(.., count)| count).fold(0, u64::saturating_add)
+    }
+
+    /// Returns the number of events that could not be counted per second; `None` if there are none.
+    pub fn lost_per_s(&self) -> Option<f64> {
+        let lost = self.count_lost();
+        (lost > 0).then(|| lost as f64 * 1e9 / self.duration_ns.max(1) as f64)
     }
 
     /// Returns the late events of all sources that the culprits do not cover.

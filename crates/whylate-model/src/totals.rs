@@ -22,8 +22,6 @@ const MAX_PAIRS: usize = 100;
 const MAX_REASONS: usize = 64;
 /// Maximum length of a label, in bytes.
 const MAX_LABEL_BYTES: usize = 128;
-/// Source of losses that concern all sources.
-pub const ALL_SOURCES: &str = "all";
 
 /// A culprit as a label: without its TID, which would be another label after each restart.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -178,7 +176,7 @@ impl Totals {
         self.ended_unix_ns = self.ended_unix_ns.max(snapshot.start_unix_ns.saturating_add(snapshot.duration_ns));
     }
 
-    /// Adds numbers of lost events of a source, or of [`ALL_SOURCES`].
+    /// Adds numbers of lost events of a source, or of [`SHARED`](crate::sources::SHARED).
     pub fn lost(&mut self, source: &'static str, lost: &BTreeMap<String, u64>) {
         let of = self.sources.entry(source).or_default();
         for (reason, count) in lost {

@@ -78,6 +78,17 @@ pub fn format_ns(ns: u64) -> String {
     format!("{value:.digits$}{unit}")
 }
 
+/// Formats a span of time, from two minutes on in minutes and seconds or hours and minutes.
+pub fn format_span(ns: u64) -> String {
+    const MINUTE_S: u64 = 60;
+    let s = ns / 1_000_000_000;
+    match s / MINUTE_S {
+        0..2 => format_ns(ns),
+        minutes @ 2..60 => format!("{minutes}m {}s", s % MINUTE_S),
+        minutes => format!("{}h {}m", minutes / 60, minutes % 60),
+    }
+}
+
 /// Formats a duration that a person chose, as such a person would type it, e.g. `10ms`; others like [`format_ns`].
 pub fn format_round_ns(ns: u64) -> String {
     const UNITS: [(u64, &str); 4] = [(1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "us"), (1, "ns")];
@@ -233,6 +244,13 @@ mod tests {
         ] {
             assert_eq!(format_ns(ns), text);
         }
+    }
+
+    #[test]
+    fn formats_minutes_and_hours() {
+        let of = |s: u64| format_span(s * 1_000_000_000);
+        assert_eq!([1, 119, 120, 3_725, 7_200, 57_605].map(of), ["1.00s", "119s", "2m 0s", "1h 2m", "2h 0m", "16h 0m"]);
+        assert_eq!(format_span(0), "0ns");
     }
 
     #[test]

@@ -2,6 +2,8 @@
 //! Tests of `whylate report`: its tables have the figures of `replay --json`, for recordings of any length and any
 //! names.
 
+#[path = "golden/directory.rs"]
+mod directory;
 #[path = "report/fixtures.rs"]
 mod fixtures;
 #[path = "export/python.rs"]
@@ -23,10 +25,11 @@ use whylate_model::Snapshot;
 use whylate_model::recording::Reader;
 use whylate_model::units::is_printable;
 
+use directory::{RECORDINGS, recordings};
 use fixtures::{MARKS, recording};
 use python::python_with;
 use running::whylate;
-use tables::{ensure_same, rows};
+use tables::{Row, ensure_same, rows, unescaped};
 
 /// Recordings of every format version, which must stay readable.
 const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/recordings/schema-1.whylate");
@@ -77,6 +80,48 @@ fn page_has_figures_of_replay() -> Result<()> {
             ensure!(page.contains(&format!("{count} {} (all)", reason.replace('_', " "))), "{reason}");
         }
     }
+    Ok(())
+}
+
+/// Returns the source and the number of late values of each row, in alphabetical order.
+fn late_values(rows: &[Row]) -> Vec<String> {
+    let mut late: Vec<String> = rows.iter().map(|row| format!("{} {}", row[0], row[7])).collect();
+    late.sort();
+    late
+}
+
+#[test]
+fn page_and_overview_agree_on_each_recording() -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    let mut is_any_own = false;
+    for recording in recordings()? {
+        let file = format!("{RECORDINGS}/{recording}.whylate");
+        let page = page(&[&file], &directory.path().join("x.html"))?;
+        let output = whylate(&["replay", &file]).env("TZ", "UTC").output()?;
+        let text = String::from_utf8(output.stdout)?;
+        // The headline has the first sentences of the overview.
+        let verdict: Vec<&str> = text.lines().take_while(|line| !line.is_empty()).collect();
+        let headline = page.split_once("<h1>").and_then(|(_, rest)| rest.split_once("</h1>")).context("no headline")?.0;
+        ensure!(unescaped(headline) == verdict.join(" "), "{recording}: {headline}\n{text}");
+        // Both count the same late values.
+        let (_, table) = text.split_once("WHAT WAITED").context("no table")?;
+        let table = table.lines().skip(1).take_while(|line| !line.is_empty() && !line.starts_with([' ', '-']));
+        let cells = table.map(|line| line.split("  ").map(str::trim).filter(|cell| !cell.is_empty()).collect());
+        let mut late: Vec<String> = cells.map(|cells: Vec<&str>| format!("{} {}", cells[0], cells[3])).collect();
+        late.sort();
+        let shown = late_values(&rows(&page, "<table id=\"sources\">")?);
+        ensure!(shown == late, "{recording}: {shown:?}, {late:?}");
+        // Without late events, there is no such table.
+        for row in rows(&page, "<table id=\"culprits\">").unwrap_or_default() {
+            let is_own = row[4].starts_with("whylate:") || row[4].starts_with("sq-samples:");
+            ensure!(!is_own || row[4].ends_with("(whylate itself)"), "{recording}: {row:?}");
+            is_any_own |= is_own;
+        }
+    }
+    ensure!(is_any_own, "no recording has whylate as a culprit");
+    // Of 12 late timers, 7 are dots.
+    let page = page(&[&format!("{RECORDINGS}/late-6.18.whylate")], &directory.path().join("x.html"))?;
+    ensure!(page.contains("dots: 7 of 12 timers, 5ms or longer (dashed)"), "other dots");
     Ok(())
 }
 

@@ -20,9 +20,8 @@ const MIN_STACK_SHARE: f64 = 0.001;
 /// last: they are a part of other delays, as the timer's interrupt is.
 const MIN_DELAY_PER_S: f64 = 200_000.0;
 const MIN_DELAY_EACH: f64 = 1_000_000.0;
-/// Name prefix of whylate's own threads. They measure on both sides, work more where more happens, and take less than
-/// `MAX_OWN` nanoseconds per second.
-const OWN: &str = "whylate";
+/// Maximum delay by whylate's own threads, in nanoseconds per second: they measure on both sides, and work more where
+/// more happens.
 const MAX_OWN: f64 = 10_000_000.0;
 /// Ranks of culprits, and of negligible ones.
 const FIRST_TIER: u8 = 0;
@@ -182,7 +181,7 @@ fn rows_of_key(sides: &[Side<'_>; 2], source: &str, key: &Key, samples: &[Sample
         let counts = values(|sample| sample.count as f64);
         let amount: f64 = samples.iter().flatten().map(|(.., of)| of.amount).sum();
         let (max_per_s, each) = (per_s(0).max(per_s(1)), amount / count.max(1) as f64);
-        let is_own = matches!(&key.what, What::Culprit { who, .. } if who.to_string().starts_with(OWN));
+        let is_own = matches!(&key.what, What::Culprit { who, .. } if who.is_own());
         let is_slight = max_per_s < MIN_DELAY_PER_S && each < MIN_DELAY_EACH || is_own && max_per_s < MAX_OWN;
         let mut tested = with_presence(values(|sample| sample.amount));
         tested.push(counts);

@@ -173,11 +173,21 @@ impl<'a> SourceSummary<'a> {
         figures
     }
 
-    /// Returns a lower bound of the number of late values: a bucket that begins below the threshold may have some too.
+    /// Returns lower bounds of the number of late values that add up over time, and of late waiters at the end.
+    pub fn late_parts(&self) -> (u64, u64) {
+        (self.surely_late(&self.figures), self.surely_late(&self.at_end).max(self.sleepers.len() as u64))
+    }
+
+    /// Returns a lower bound of the number of late values.
     fn late_figures(&self, figures: &Histogram) -> u64 {
+        let is_late = !figures.is_empty() && figures.max_ns() >= self.card.judged.late_from_ns;
+        self.surely_late(figures).max(self.sleepers.len() as u64).max(u64::from(is_late))
+    }
+
+    /// Counts the values in buckets above the threshold: one that begins below it may have some too.
+    fn surely_late(&self, figures: &Histogram) -> u64 {
         let late_from_ns = self.card.judged.late_from_ns;
-        let sure: u64 = figures.iter().filter(|(ns, _)| *ns.start() >= late_from_ns).map(|(_, count)| count).sum();
-        sure.max(self.sleepers.len() as u64).max(u64::from(!figures.is_empty() && figures.max_ns() >= late_from_ns))
+        figures.iter().filter(|(ns, _)| *ns.start() >= late_from_ns).map(|(_, count)| count).sum()
     }
 
     pub(super) fn headline(&self, lates: LateCounts, held_up: LateCounts) -> Headline {

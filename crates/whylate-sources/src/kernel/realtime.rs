@@ -8,6 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use whylate_model::ActorName;
+use whylate_model::own::own;
 
 use crate::kernel::cpus;
 use crate::kernel::pid_namespace;
@@ -22,11 +23,8 @@ const POLICIES: [(u64, &str); 3] = [(1, "fifo"), (2, "rr"), (6, "deadline")];
 const WATCHED: Duration = Duration::from_millis(100);
 /// A thread that may use any CPU counts if it runs for at least 1/`MIN_SHARE_DIVISOR` of that time.
 const MIN_SHARE_DIVISOR: u32 = 100;
-/// Prefixes of the names of measuring threads, followed by a CPU number or nothing: those of another whylate, rtla and
-/// cyclictest.
-const MEASURES: [&str; 3] = ["timerlat/", "timerlatu/", "cyclictest"];
-/// Prefix of the names of whylate's own threads, including those of an injected delay.
-const OWN: &str = "whylate-";
+/// Name of the threads of cyclictest, before a number or nothing. Those of rtla have the names of whylate's.
+const CYCLICTEST: &str = "cyclictest";
 
 /// A real-time thread that has run.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -113,8 +111,7 @@ fn occupied_by(threads: &[RealtimeThread], of: &[u32], watched: Duration) -> BTr
 /// Tests by name whether a thread measures, or is an injected delay that is to be measured.
 fn measures(thread: &ActorName) -> bool {
     let name = thread.comm().unwrap_or_default();
-    let is_number = |rest: &str| rest.bytes().all(|byte| byte.is_ascii_digit());
-    name.starts_with(OWN) || MEASURES.into_iter().any(|known| name.strip_prefix(known).is_some_and(is_number))
+    own(name).is_some() || name.trim_end_matches(|c: char| c.is_ascii_digit()) == CYCLICTEST
 }
 
 /// A thread at one read, with its total CPU time.

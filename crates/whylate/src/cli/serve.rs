@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, anyhow};
 use clap::Args;
 use whylate_model::recording::{Header, Line};
-use whylate_model::sources::{CARDS, named};
-use whylate_model::totals::{ALL_SOURCES, Totals};
+use whylate_model::sources::{CARDS, SHARED, named};
+use whylate_model::totals::Totals;
 use whylate_model::units::printable;
 use whylate_model::{Card, LateEvent};
 use whylate_sources::kernel::clock;
@@ -250,7 +250,7 @@ impl Exporter {
                     self.totals.snapshot(card, snapshot);
                 }
             }
-            Line::Account(account) => self.totals.lost(ALL_SOURCES, &account.lost),
+            Line::Account(account) => self.totals.lost(SHARED, &account.lost),
             _ => {}
         }
     }

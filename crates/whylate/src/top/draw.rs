@@ -6,18 +6,21 @@ use ratatui::layout::Rect;
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::Line;
 use unicode_width::UnicodeWidthStr as _;
-use whylate_model::units::printable;
+use whylate_model::units::{counted, printable};
 
 use super::panel::{Body, Choice, Panel, Row, cut, heights};
 use super::state::{Mode, Phase, State};
 use super::view_kind::ViewKind;
-use crate::render::text::overview::count_lost;
 use crate::render::text::time_of_day::time_of_day;
-use whylate_model::units::counted;
 
-/// Minimum width of a name column when the screen is too narrow.
+/// Widths to which names shrink: before figures are hidden, and after.
+const SHORT_NAME: usize = 28;
 const MIN_NAME: usize = 8;
+/// Minimum width of a column of details; below it, the last one is hidden.
+const MIN_DETAILS: usize = 12;
 
+/// Marks of columns of text.
+const MARKS: [char; 3] = ['<', '~', '='];
 /// Columns reserved for ` (+12)`, the count of hidden columns.
 const HIDDEN_COUNT: usize = 6;
 
@@ -31,7 +34,14 @@ pub fn draw(frame: &mut Frame<'_>, state: &State) {
     let line = |y: u16| Rect { y, height: 1, ..area };
     frame.render_widget(header(state, usize::from(area.width)), line(0));
     frame.render_widget(footer(state, usize::from(area.width)), line(area.height - 1));
-    let body = Rect { y: 1, height: area.height - 2, ..area };
+    let late = if state.has_colours { bold().fg(Color::Red) } else { bold() };
+    let verdict = state.verdict();
+    let style = if state.window.look.sources.iter().any(|source| source.is_late) { late } else { Style::new() };
+    for (row, text) in verdict.iter().enumerate() {
+        frame.render_widget(Line::styled(text.clone(), style), line(1 + row as u16));
+    }
+    let above = 1 + verdict.len() as u16;
+    let body = Rect { y: above, height: area.height.saturating_sub(1 + above), ..area };
     let view = state.view();
     let focus = view.focus();
     let heights = heights(&view.panels, focus, body.height);
@@ -41,7 +51,6 @@ pub fn draw(frame: &mut Frame<'_>, state: &State) {
         if *height > 0 {
             let is_focused = number == focus;
             let beside = if is_focused { hidden_titles(&view.panels, &hidden) } else { String::new() };
-            let late = if state.has_colours { bold().fg(Color::Red) } else { bold() };
             draw_panel(
                 frame,
                 Rect { y, height: *height, ..body },
@@ -102,8 +111,11 @@ fn header(state: &State, columns: usize) -> Line<'static> {
         true => String::new(),
         false => format!("last {}", short(state.window_ns() / 1_000_000_000)),
     };
-    let lost = count_lost(&state.window.look);
-    let lost = if lost > 0 { format!("{} lost", counted(lost, "event")) } else { String::new() };
+    let lost = state.window.look.lost_per_s().map_or_else(String::new, |rate| match rate {
+        ..0.05 => "<0.1 lost/s".to_owned(),
+        0.05..9.95 => format!("{rate:.1} lost/s"),
+        _ => format!("{rate:.0} lost/s"),
+    });
     let own = match state.mode {
         Mode::Live if state.own.resident_bytes > 0 => {
             let mebibytes = state.own.resident_bytes >> 20;
@@ -133,7 +145,7 @@ fn short(seconds: u64) -> String {
 
 fn title_of(kind: &ViewKind) -> String {
     match kind {
-        ViewKind::Overview => "look".to_owned(),
+        ViewKind::Overview => "overview".to_owned(),
         ViewKind::Source(name) => (*name).to_owned(),
         ViewKind::Series(_, labels) => printable(&labels.values().cloned().collect::<Vec<_>>().join(" ")),
         ViewKind::Frames(_, _, path) => {
@@ -193,12 +205,16 @@ fn draw_panel(frame: &mut Frame<'_>, area: Rect, panel: &Panel, choice: &Choice,
     let line = |row: u16| Rect { y: area.y + row, height: 1, ..area };
     let mark = if is_focused { "> " } else { "  " };
     let beside = focus.map_or("", String::as_str);
-    let room = usize::from(area.width).saturating_sub(mark.len() + beside.width());
-    let title = format!("{mark}{}{beside}", cut(&printable(&panel.title), room.max(MIN_NAME)));
+    let shown = usize::from(area.height.saturating_sub(1 + u16::from(!panel.rows().is_empty())));
+    let more = panel.len().saturating_sub(shown);
+    let more = if more > 0 { format!("  +{more} more") } else { String::new() };
+    let room = usize::from(area.width).saturating_sub(mark.len() + more.width() + beside.width());
+    let title = printable(&panel.title);
+    let title = if title.width() > room { title.split([',', ';']).next().unwrap_or_default() } else { &title };
+    let title = format!("{mark}{}{more}{beside}", cut(title, room.max(MIN_NAME)));
     frame.render_widget(Line::styled(title, if is_focused { bold() } else { Style::new() }), line(0));
     match &panel.body {
         Body::Text(lines) => {
-            let shown = usize::from(area.height - 1);
             let from = choice.index.min(lines.len().saturating_sub(shown));
             for (row, text) in lines.iter().skip(from).take(shown).enumerate() {
                 frame.render_widget(Line::raw(format!("  {}", printable(text))), line(1 + row as u16));
@@ -208,7 +224,6 @@ fn draw_panel(frame: &mut Frame<'_>, area: Rect, panel: &Panel, choice: &Choice,
             frame.render_widget(Line::raw(format!("  {}", panel.nothing)), line(1));
         }
         Body::Table { columns, rows } => {
-            let shown = usize::from(area.height.saturating_sub(2));
             let chosen = choice.index_in(panel);
             // Scrolls only as far as the selected row needs.
             let from = chosen.saturating_sub(shown.saturating_sub(1)).min(rows.len().saturating_sub(shown));
@@ -236,7 +251,7 @@ fn draw_panel(frame: &mut Frame<'_>, area: Rect, panel: &Panel, choice: &Choice,
 /// Layout of a table, in terminal columns.
 struct Columns {
     widths: Vec<usize>,
-    /// Left-aligned columns: names, which may be cut, and graphs, which may not.
+    /// Left-aligned columns: names and details, which may be cut, and graphs, which may not.
     is_left: Vec<bool>,
     /// Number of columns that fit.
     shown: usize,
@@ -244,32 +259,42 @@ struct Columns {
 
 impl Columns {
     fn new(names: &[String], rows: &[Row], room: usize) -> Self {
-        let is_name: Vec<bool> = names.iter().map(|name| name.starts_with('<')).collect();
-        let is_left = names.iter().map(|name| name.starts_with(['<', '='])).collect();
-        let mut widths: Vec<usize> = names.iter().map(|name| name.trim_start_matches(['<', '=']).width()).collect();
+        let is_left = names.iter().map(|name| name.starts_with(MARKS)).collect();
+        let mut widths: Vec<usize> = names.iter().map(|name| name.trim_start_matches(MARKS).width()).collect();
         for row in rows {
             for (width, cell) in widths.iter_mut().zip(&row.cells) {
                 *width = (*width).max(cell.text().width());
             }
         }
-        let total = |widths: &[usize]| widths.iter().sum::<usize>() + 2 * widths.len().saturating_sub(1);
-        // Names shrink to the width of the screen at once, and step by step from there.
-        for (width, _) in widths.iter_mut().zip(&is_name).filter(|(_, is_name)| **is_name) {
-            *width = (*width).min(room.max(MIN_NAME));
-        }
-        while total(&widths) > room {
-            let widest = widths.iter_mut().zip(&is_name).filter(|(_, is_name)| **is_name).map(|(width, _)| width);
-            match widest.max_by_key(|width| **width).filter(|width| **width > MIN_NAME) {
-                Some(width) => *width -= 1,
-                None => break,
-            }
-        }
         let mut shown = widths.len();
-        if total(&widths) > room {
-            // The title needs room for the count of hidden columns.
-            while shown > 1 && total(&widths[..shown]) + HIDDEN_COUNT > room {
-                shown -= 1;
+        // The heading needs room for the count of hidden columns.
+        let total = |widths: &[usize], shown: usize| {
+            let hidden = if shown < widths.len() { HIDDEN_COUNT } else { 0 };
+            widths[..shown].iter().sum::<usize>() + 2 * shown.saturating_sub(1) + hidden
+        };
+        let narrow = |widths: &mut [usize], shown: usize, mark: char, least: usize| {
+            let is_marked = |number: &usize| names[*number].starts_with(mark);
+            // Columns shrink to the width of the screen at once, and step by step from there.
+            (0..shown).filter(is_marked).for_each(|number| widths[number] = widths[number].min(room.max(least)));
+            while total(widths, shown) > room {
+                let widest = (0..shown).filter(is_marked).max_by_key(|&number| widths[number]);
+                match widest.filter(|&number| widths[number] > least) {
+                    Some(number) => widths[number] -= 1,
+                    None => break,
+                }
             }
+        };
+        narrow(&mut widths, shown, '~', MIN_DETAILS);
+        while shown > 1 && names[shown - 1].starts_with('~') && total(&widths, shown) > room {
+            shown -= 1;
+        }
+        narrow(&mut widths, shown, '<', SHORT_NAME);
+        while shown > 1 && !names[shown - 1].starts_with('<') && total(&widths, shown) > room {
+            shown -= 1;
+        }
+        narrow(&mut widths, shown, '<', MIN_NAME);
+        while shown > 1 && total(&widths, shown) > room {
+            shown -= 1;
         }
         Columns { widths, is_left, shown }
     }
@@ -284,7 +309,7 @@ impl Columns {
                     (true, false) => "*",
                     (true, true) => "^",
                 };
-                format!("{}{mark}", name.trim_start_matches(['<', '=']))
+                format!("{}{mark}", name.trim_start_matches(MARKS))
             })
             .collect();
         let left_out = names.len() - self.shown;
@@ -304,5 +329,28 @@ impl Columns {
             line += &if self.is_left[number] { cell + &padding } else { padding + &cell };
         }
         line.trim_end().to_owned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::top::panel::Cell;
+
+    #[test]
+    fn details_are_cut_before_names_and_hidden_before_these_are() {
+        let columns = ["SHARE", "<WHO", "~DELAYED"].map(str::to_owned);
+        let text = |text: &str| Cell::Text(text.to_owned());
+        let who = "interrupts off in whylate-irqsoff:343";
+        let cells = vec![text("30.7%"), text(who), text("2 timers, 2 interrupts, worst 28.6ms")];
+        let row = Row { key: String::new(), cells, is_late: false, opens: None };
+        let at = |room| {
+            let layout = Columns::new(&columns, std::slice::from_ref(&row), room);
+            layout.line(&row.cells.iter().map(Cell::text).collect::<Vec<_>>())
+        };
+        assert_eq!(at(66), format!("30.7%  {who}  2 timers,..st 28.6ms"));
+        assert_eq!(at(58), format!("30.7%  {who}  2 tim..8.6ms"));
+        assert_eq!(at(57), format!("30.7%  {who}"));
+        assert_eq!(at(38), "30.7%  interrupts o..irqsoff:343");
     }
 }

@@ -22,13 +22,13 @@ use crate::store::times::given;
 use directory::{RECORDINGS, check, recordings};
 
 const VIEWS: [(&str, &str); 7] = [
-    ("look", ""),
-    ("source", "\n"),
-    ("stacks", "j\n\t"),
-    ("series", "j\n\n"),
-    ("culprit", "\t\n"),
-    ("event", "\t\t\n"),
-    ("path", "\t\t\n\t"),
+    ("overview", ""),
+    ("source", "S\n"),
+    ("stacks", "Sj\n\t"),
+    ("series", "Sj\n\n"),
+    ("culprit", "C\n"),
+    ("event", "L\n"),
+    ("path", "L\n\t"),
 ];
 
 /// Replays a recording into the state.

@@ -69,7 +69,8 @@ pub struct Row {
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Body {
-    /// Column names and rows in their default order. A leading `<` marks a column of names, `=` one of graphs.
+    /// Column names and rows in their default order. A leading `<` marks a column of names, `~` one of details, which
+    /// are cut before names, and `=` one of graphs.
     Table {
         columns: Vec<String>,
         rows: Vec<Row>,
@@ -271,21 +272,26 @@ impl Glyphs {
     }
 }
 
-/// Truncates text to a display width, with `..` at the end.
+/// Cuts out the middle of a text that is wider than a number of columns.
 pub fn cut(text: &str, columns: usize) -> String {
     if text.width() <= columns {
         return text.to_owned();
     }
-    let (mut kept, mut used) = (String::new(), 0);
-    for character in text.chars() {
-        let width = character.width().unwrap_or(0);
-        if used + width + 2 > columns {
-            break;
-        }
-        kept.push(character);
-        used += width;
-    }
-    kept + &"..".chars().take(columns.saturating_sub(used)).collect::<String>()
+    let kept = columns.saturating_sub(2);
+    let (begin, end) = (kept - kept / 2, kept / 2);
+    let end: String = beginning(text.chars().rev(), end).into_iter().rev().collect();
+    let begin: String = beginning(text.chars(), begin).into_iter().collect();
+    format!("{begin}{}{end}", &".."[..columns.min(2)])
+}
+
+/// Returns the characters that fit into a number of columns.
+fn beginning(text: impl Iterator<Item = char>, columns: usize) -> Vec<char> {
+    let mut used = 0;
+    let fits = |character: &char| {
+        used += character.width().unwrap_or(0);
+        used <= columns
+    };
+    text.take_while(fits).collect()
 }
 
 #[cfg(test)]
@@ -345,9 +351,9 @@ mod tests {
 
     #[test]
     fn cuts_text_by_display_width() {
-        assert_eq!((cut("abcdef", 6), cut("abcdefg", 6)), ("abcdef".to_owned(), "abcd..".to_owned()));
+        assert_eq!((cut("abcdef", 6), cut("abcdefg", 6)), ("abcdef".to_owned(), "ab..fg".to_owned()));
         let wide = cut("\u{6f22}\u{5b57}\u{6f22}\u{5b57}", 7);
-        assert_eq!((wide.as_str(), wide.width()), ("\u{6f22}\u{5b57}..", 6));
+        assert_eq!((wide.as_str(), wide.width()), ("\u{6f22}..\u{5b57}", 6));
         assert_eq!(cut("e\u{301}e\u{301}e\u{301}", 3).width(), 3);
         assert_eq!((cut("abc", 1), cut("abc", 0)), (".".to_owned(), String::new()));
     }

@@ -15,6 +15,8 @@ use super::program_filter::ProgramFilter;
 use super::view;
 use super::view_kind::ViewKind;
 use super::window::Window;
+use crate::render::text::fit::fitted;
+use crate::render::text::overview::Sentences;
 
 /// Reason of a gap: the screen was too slow for the ticks.
 pub const SLOW_SCREEN: &str = "slow_screen";
@@ -24,6 +26,9 @@ const WINDOWS_S: [u64; 7] = [1, 10, 30, 60, 300, 900, 3600];
 const INITIAL_WINDOW: usize = 3;
 /// Number of ticks from which the absence of late events means something.
 const STARTED_AFTER: u64 = 2;
+/// Minimum number of rows of a screen for a line of the verdict, and for two.
+const MIN_VERDICT_ROWS: usize = 8;
+const TWO_VERDICT_ROWS: usize = 20;
 /// Maximum depth of nested views.
 const MAX_VIEWS: usize = 16;
 /// Maximum length of a filter in bytes.
@@ -249,6 +254,34 @@ impl State {
         &self.views
     }
 
+    /// Returns the lines of the verdict, which stand below the header of the overview.
+    pub fn verdict(&self) -> Vec<String> {
+        let look = &self.window.look;
+        let most = match self.rows {
+            ..MIN_VERDICT_ROWS => 0,
+            MIN_VERDICT_ROWS..TWO_VERDICT_ROWS => 1,
+            _ => 2,
+        };
+        let has_none = look.sources.is_empty() || self.window.is_starting;
+        if self.view().kind != ViewKind::Overview || has_none {
+            return Vec::new();
+        }
+        let verdict = Sentences::new(&look.verdict());
+        let mut lines = fitted(&verdict.to_string(), self.columns);
+        if lines.len() > most {
+            // The main culprit is in the first row below.
+            lines = fitted(&verdict.first(), self.columns);
+        }
+        if lines.len() > most {
+            lines.truncate(most);
+            let last = lines.pop().unwrap_or_default();
+            let room = self.columns.saturating_sub(" ...".len());
+            let words = last.char_indices().rfind(|(at, c)| *c == ' ' && *at <= room);
+            lines.extend((most > 0).then(|| format!("{} ...", &last[..words.map_or(0, |(at, _)| at)])));
+        }
+        lines
+    }
+
     pub fn window_ns(&self) -> u64 {
         WINDOWS_S[self.window_choice] * 1_000_000_000
     }
@@ -380,10 +413,12 @@ impl State {
 
     fn step(&mut self, by: isize) {
         // The header and the footer take a line each.
-        let room = u16::try_from(self.rows.saturating_sub(2)).unwrap_or(u16::MAX);
+        let room = u16::try_from(self.rows.saturating_sub(2 + self.verdict().len())).unwrap_or(u16::MAX);
         let view = self.view_mut();
         let focus = view.focus();
         let shown = heights(&view.panels, focus, room).get(focus).map_or(0, |height| usize::from(*height));
+        // The panel keeps the focus when one above it is no longer empty.
+        view.focus = view.panels.get(focus).map(|panel| panel.id).or(view.focus);
         view.choose(|panel, choice| {
             choice.step(panel, by);
             // Text scrolls no further than to its last line at the bottom, below the title.

@@ -24,6 +24,8 @@ use super::view_kind::ViewKind;
 
 const SECOND_NS: u64 = 1_000_000_000;
 const MS: u64 = 1_000_000;
+/// Columns and rows in which each view is pinned.
+const SIZES: [(usize, usize); 4] = [(40, 10), (80, 24), (100, 30), (160, 45)];
 /// 2026-11-21T09:14:00Z.
 const START_NS: u64 = 1_795_252_440 * SECOND_NS;
 
@@ -143,8 +145,21 @@ pub fn drawn(state: &State, columns: u16, rows: u16) -> String {
     text.lines().map(|line| line.trim_matches('"').trim_end().to_owned() + "\n").collect()
 }
 
+/// Presses keys; `C`, `S` and `L` stand for as many Tabs as lead to the culprits, the sources and the late events.
 pub fn press(state: &mut State, keys: &str) {
     for key in keys.chars() {
+        let panel = match key {
+            'C' => Some("culprits"),
+            'S' => Some("sources"),
+            'L' => Some("late"),
+            _ => None,
+        };
+        if let Some(panel) = panel {
+            while state.view().panels[state.view().focus()].id != panel {
+                state.press(Key::Tab);
+            }
+            continue;
+        }
         state.press(match key {
             '\n' => Key::Enter,
             '\t' => Key::Tab,
@@ -159,18 +174,16 @@ fn draws_each_view_in_each_size() {
     // Keys that open each view.
     for (name, keys) in [
         ("look", ""),
-        ("source", "jjj\n"),
-        ("stacks", "\n\t"),
-        ("frames", "\n\tjj\n"),
-        ("series", "jjjj\n\n"),
-        ("culprit", "\t\n"),
-        ("event", "\t\t\n"),
-        ("path", "\t\tjj\n\t"),
+        ("source", "Sjjj\n"),
+        ("stacks", "S\n\t"),
+        ("frames", "S\n\tjj\n"),
+        ("series", "Sjjjj\n\n"),
+        ("culprit", "C\n"),
+        ("event", "L\n"),
+        ("path", "Ljj\n\t"),
         ("keys", "?"),
     ] {
-        // The first screen also in the widths that other commands are pinned in.
-        let more: &[(usize, usize)] = if name == "look" { &[(100, 30), (160, 45)] } else { &[] };
-        for (columns, rows) in [(80, 24), (200, 50), (40, 10)].into_iter().chain(more.iter().copied()) {
+        for (columns, rows) in SIZES {
             let mut state = state(Glyphs::Unicode, 30, columns, rows);
             press(&mut state, keys);
             let screen = drawn(&state, columns as u16, rows as u16);
@@ -184,7 +197,7 @@ fn draws_each_view_in_each_size() {
 #[test]
 fn program_view_opens_above_overview() {
     let pid = ProgramFilter::Program(Program::Process(7));
-    for (columns, rows) in [(80, 24), (200, 50), (40, 10)] {
+    for (columns, rows) in SIZES {
         let mut state = state(Glyphs::Unicode, 30, columns, rows);
         state.open_program(pid.clone());
         insta::assert_snapshot!(format!("program_{columns}x{rows}"), drawn(&state, columns as u16, rows as u16));
@@ -266,6 +279,43 @@ fn nothing_was_late_is_not_said_at_the_start() {
     add(&mut state, tick(1));
     let text = drawn(&state, 100, 30);
     assert!(text.contains("nothing was late") && !text.contains("starting"), "{text}");
+}
+
+#[test]
+fn verdict_is_that_of_the_overview() {
+    let screen = |columns, rows| drawn(&state(Glyphs::Ascii, 30, columns, rows), columns as u16, rows as u16);
+    let what = "LATE on web1 in 30.0s: 4 held-up waits, 6 timers, 6 work items; 1.15s of delay.";
+    let verdict = format!("{what} 62% of it: thread server:8 running.");
+    assert_eq!(screen(160, 45).lines().nth(1), Some(&*verdict));
+    // It needs two lines here, and has one there.
+    let two = screen(80, 24).lines().skip(1).take(2).collect::<Vec<_>>().join(" ");
+    assert_eq!(two, verdict);
+    let small = screen(40, 10);
+    assert!(
+        small.lines().nth(1).is_some_and(|line| line.starts_with("LATE on web1") && line.ends_with(" ...")),
+        "{small}"
+    );
+    let quiet = state(Glyphs::Ascii, 2, 80, 24);
+    assert!(drawn(&quiet, 80, 24).contains("\nNothing was late on web1 in 2.00s.\n"));
+}
+
+#[test]
+fn panel_counts_rows_without_room() {
+    let text = drawn(&state(Glyphs::Ascii, 30, 80, 12), 80, 12);
+    assert!(
+        text.contains("> CULPRITS, 1.15s in total  +3 more") && text.contains("full bar = limit  +5 more"),
+        "{text}"
+    );
+    let text = drawn(&state(Glyphs::Ascii, 30, 160, 45), 160, 45);
+    assert!(!text.contains(" more"), "{text}");
+}
+
+#[test]
+fn rows_of_sources_stay_selected_when_culprits_appear() {
+    let mut state = state(Glyphs::Ascii, 3, 80, 24);
+    press(&mut state, "j");
+    (3..6).for_each(|second| add(&mut state, tick(second)));
+    assert_eq!(state.view().panels[state.view().focus()].id, "sources");
 }
 
 #[test]
@@ -351,19 +401,19 @@ fn filters_and_sorts_rows() {
 #[test]
 fn groups_culprits_by_thread_name() {
     let mut state = state(Glyphs::Ascii, 10, 120, 40);
-    press(&mut state, "\t");
+    press(&mut state, "C");
     let dd = |number: u64| Cause::new(CauseKind::Thread, ActorName::thread("dd", number as u32), 900 * MS);
     let mut wq = snapshot(&WQ, 10);
     wq.late.push(late(10, "vmstat_update", vec![dd(1)]));
     add(&mut state, vec![Line::Snapshot(Box::new(wq.clone()))]);
     state.press(Key::Home);
-    let first = |state: &State| state.view().panels[1].rows()[0].cells[3].text();
+    let first = |state: &State| state.view().panels[0].rows()[0].cells[3].text();
     assert_eq!(first(&state), "thread dd:1");
-    let chosen = state.view().choice(&state.view().panels[1]).key;
+    let chosen = state.view().choice(&state.view().panels[0]).key;
     wq.late = (2..65).map(|number| late(10, "vmstat_update", vec![dd(number)])).collect();
     add(&mut state, vec![Line::Snapshot(Box::new(wq))]);
     assert_eq!(first(&state), "thread dd (64 of that name)");
-    assert_eq!(state.view().choice(&state.view().panels[1]).key, chosen);
+    assert_eq!(state.view().choice(&state.view().panels[0]).key, chosen);
     press(&mut state, "\n");
     let panels = &state.view().panels;
     assert_eq!(
@@ -380,7 +430,7 @@ fn groups_culprits_by_thread_name() {
 #[test]
 fn groups_sleeping_culprits_by_thread_name() {
     let mut state = state(Glyphs::Ascii, 10, 120, 40);
-    press(&mut state, "\t");
+    press(&mut state, "C");
     let mut wq = snapshot(&WQ, 10);
     let sleep = |number: u64| Cause::new(CauseKind::Timer, ActorName::thread("wl-copy", number as u32), 9_000 * MS);
     let timeout = Cause::new(CauseKind::Timer, "timeout in poll (curl:7)", 8_000 * MS);
@@ -390,8 +440,8 @@ fn groups_sleeping_culprits_by_thread_name() {
     let text = |state: &State, panel: usize, row: usize, cell: usize| {
         state.view().panels[panel].rows()[row].cells[cell].text()
     };
-    assert_eq!(text(&state, 1, 0, 3), "wl-copy sleeping (2 of that name)");
-    assert_eq!(text(&state, 1, 1, 3), "timeout in poll (curl:7)");
+    assert_eq!(text(&state, 0, 0, 3), "wl-copy sleeping (2 of that name)");
+    assert_eq!(text(&state, 0, 1, 3), "timeout in poll (curl:7)");
     assert!([0, 1, 2].map(|row| text(&state, 2, row, 4)).contains(&"wl-copy:5837 sleeping".to_owned()));
     press(&mut state, "\n");
     assert_eq!(state.view().panels[0].title, "Victims of wl-copy sleeping");
@@ -431,7 +481,7 @@ fn much_is_drawn_at_once() {
     for (card, series) in [(&WQ, 10_000), (&TIMERLAT, 4_096)] {
         let source = card.name;
         let is_its = |row: &Row| row.cells[0].text() == card.judged.row;
-        let row = state.view().panels[0].rows().iter().position(is_its).expect("a row");
+        let row = state.view().panels[1].rows().iter().position(is_its).expect("a row");
         state.press(Key::Home);
         for _ in 0..row {
             state.press(Key::Down);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Golden files, and the recordings that they are about.
+#![allow(dead_code)]
 
 use std::fs;
 use std::path::Path;

@@ -126,7 +126,8 @@ fn fill(snapshot: &mut Snapshot, second: u64, names: &NameSet) {
         "timerlat" => {
             for cpu in 0..2_u64 {
                 let labels = [("cpu".to_owned(), cpu.to_string())].into();
-                let of = fine(second + cpu, 30_000, 60);
+                // Some are late, of which only a few are recorded as events.
+                let of = fine(second + cpu, 60_000, 60);
                 snapshot.series.push(series(
                     labels,
                     &[("irq", fine(second, 900, 60)), ("thread", of)],

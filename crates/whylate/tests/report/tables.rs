@@ -43,12 +43,12 @@ fn cell(text: &str) -> Result<String> {
             _ => {}
         }
     }
-    Ok(text
-        .replace("&lt;", "<")
-        .replace("&gt;", ">")
-        .replace("&quot;", "\"")
-        .replace("&#39;", "'")
-        .replace("&amp;", "&"))
+    Ok(unescaped(&text))
+}
+
+/// Returns text without entities.
+pub fn unescaped(text: &str) -> String {
+    text.replace("&lt;", "<").replace("&gt;", ">").replace("&quot;", "\"").replace("&#39;", "'").replace("&amp;", "&")
 }
 
 fn figure(of: &Value, is_known: bool) -> String {
@@ -66,12 +66,13 @@ pub fn sources(look: &Value) -> Result<Vec<Row>> {
         } else {
             of["is_late"] == true
         };
-        let verdict = |is_late| if is_late { "LATE" } else { "normal" }.to_owned();
+        let verdict = |is_late| if is_late { "LATE" } else { "ok" }.to_owned();
         let what = of["remark"].as_str().filter(|remark| !remark.is_empty()).or(of["of"].as_str()).unwrap_or_default();
-        let late_cell = match is_late {
-            false => "0".to_owned(),
-            true if has_events => figure(&of["late_figures"], of["late_figures"].as_u64() > Some(0)),
-            true => figure(&of["late"], late > 0),
+        let recorded = if has_events { 0 } else { late };
+        let late_cell = match recorded.max(of["late_figures"].as_u64().context("late_figures")?) {
+            _ if !is_late => "0".to_owned(),
+            0 => "-".to_owned(),
+            late => late.to_string(),
         };
         let source = of["source"].as_str().context("source")?.to_owned();
         rows.push(vec![

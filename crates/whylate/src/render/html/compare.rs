@@ -9,6 +9,7 @@ use whylate_model::diff::{Diff, Outcome, Row};
 use super::markup::{head, name_cell, sentence, text};
 use super::{Report, tables};
 use crate::render::text::diff::{change, change_of_burst, figure, heading, outcome, value, what, write_test};
+use crate::render::text::overview::Sentences;
 use crate::render::text::text_of;
 
 /// Maximum number of rows.
@@ -61,6 +62,7 @@ impl Compared {
     pub fn other(&self) -> String {
         let other = &self.other;
         let mut out = "<section id=\"other\"><h2>After: what the other run found</h2>\n".to_owned();
+        let _ = writeln!(out, "<p><b>{}</b></p>", sentence(&Sentences::new(&other.look.verdict()).to_string()));
         for missing in &other.missing {
             let _ = write!(out, "<p class=\"note\">Missing: {}</p>", sentence(missing));
         }

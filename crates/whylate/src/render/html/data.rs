@@ -26,7 +26,7 @@ use super::rows::Sum as _;
 use super::series::{Column, GROUPS, added_up, in_order};
 use super::tables::DAY_NS;
 use super::timeline::Axis;
-use crate::render::text::why::{culprit as in_words, how};
+use crate::render::text::why::{actor, culprit as in_words, how};
 
 /// Version of the format.
 const SCHEMA: u32 = 1;
@@ -118,6 +118,11 @@ struct SourceSlotData {
     e: Vec<u64>,
     #[serde(skip_serializing_if = "is_zero")]
     late: u64,
+    /// Lower bounds of the late values in `f` and `e`.
+    #[serde(skip_serializing_if = "is_zero")]
+    f_late: u64,
+    #[serde(skip_serializing_if = "is_zero")]
+    e_late: u64,
     #[serde(skip_serializing_if = "is_zero")]
     late_max: u64,
     #[serde(skip_serializing_if = "is_zero")]
@@ -339,11 +344,14 @@ fn source(report: &Report, index: usize) -> SourceData {
     let slots = report.slots.iter().map(|slot| {
         let of = slot.sources[index].as_ref()?;
         let unexplained = of.found.unexplained();
+        let (f_late, e_late) = of.found.late_parts();
         Some(SourceSlotData {
             d: of.found.duration_ns,
             f: buckets(of.found.adding()),
             e: buckets(of.found.at_end()),
             late: of.late,
+            f_late,
+            e_late,
             late_max: of.late_max_ns,
             held: of.held_up,
             held_max: of.held_up_max_ns,
@@ -483,7 +491,7 @@ fn culprit_data(report: &Report, culprit: &Culprit, rank: usize) -> CulpritData 
     CulpritData {
         rank,
         word: how(culprit.kind, &culprit.who),
-        who: name(&culprit.who),
+        who: name(&actor(&culprit.who)),
         name: name(&in_words(culprit.kind, &culprit.who)),
         cgroup: culprit.cgroup.as_ref().filter(|of| of.path != "/").map(|of| name(&of.path)),
         by: by.collect(),
@@ -499,7 +507,7 @@ fn late_data(report: &Report, culprits: &[&Culprit], base_ns: u64, names: &mut N
         let event = &late.event;
         let causes = event.causes.iter().map(|cause| {
             let index = known.get(&(cause.kind, &cause.who)).copied().unwrap_or(-1);
-            (index, how(cause.kind, &cause.who), name(&cause.who), cause.ns)
+            (index, how(cause.kind, &cause.who), name(&actor(&cause.who)), cause.ns)
         });
         let stacks = event::stacks(event).into_iter();
         let stacks =

@@ -9,7 +9,7 @@ use whylate_model::{ActorName, LateEvent};
 use super::markup::{name, ns, sentence, share, text};
 use super::timeline::{WIDTH, swatch};
 use crate::render::text::path::what_in_whose_wait;
-use crate::render::text::why::how;
+use crate::render::text::why::{actor, how};
 
 /// Maximum number of parts before short ones are merged with their neighbors.
 const PARTS: usize = 100;
@@ -44,7 +44,7 @@ pub fn parts(event: &LateEvent) -> Vec<TimePart> {
         let part = |cause: &whylate_model::Cause| TimePart {
             ns: cause.ns,
             kind: cause.kind.name(),
-            text: format!("{} {}", how(cause.kind, &cause.who), cause.who),
+            text: format!("{} {}", how(cause.kind, &cause.who), actor(&cause.who)),
             depth: 0,
         };
         return event.causes.iter().map(part).collect();
@@ -92,7 +92,7 @@ pub fn stacks(event: &LateEvent) -> Vec<OwnedStack<'_>> {
         }
     }
     for cause in &event.causes {
-        add_stack(&mut stacks, format!("Culprit: {} {}", how(cause.kind, &cause.who), cause.who), &cause.stack);
+        add_stack(&mut stacks, format!("Culprit: {} {}", how(cause.kind, &cause.who), actor(&cause.who)), &cause.stack);
     }
     stacks
 }
@@ -140,7 +140,7 @@ pub fn write(event: &LateEvent) -> String {
                 share(part),
                 ns(Some(cause.ns)),
                 how(cause.kind, &cause.who),
-                text(&cause.who)
+                text(&actor(&cause.who))
             );
         }
         out += "</tbody></table>";

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The headline of a report: the victim with the longest total wait, and its main cause.
+//! The line below the headline of a report: the victim with the longest total wait, and its main cause.
 
 use std::collections::HashMap;
 
-use whylate_model::overview::{Headline, Overview};
-use whylate_model::units::format_ns;
+use whylate_model::units::{counted, format_span};
 use whylate_model::{ActorName, Card, CauseKind, LateEvent};
 
 use crate::render::text::why;
@@ -88,41 +87,20 @@ impl Victims {
     }
 }
 
-/// Formats a duration, from two minutes on in minutes and seconds or hours and minutes.
-pub fn format_span(ns: u64) -> String {
-    const MINUTE_S: u64 = 60;
-    let s = ns / 1_000_000_000;
-    match s / MINUTE_S {
-        0..2 => format_ns(ns),
-        minutes @ 2..60 => format!("{minutes}m {}s", s % MINUTE_S),
-        minutes => format!("{}h {}m", minutes / 60, minutes % 60),
-    }
-}
-
-/// Returns the headline.
-pub fn sentence(look: &Overview, victim: Option<&Victim>) -> String {
-    let (host, span) = (&look.host, format_span(look.duration_ns));
-    if let Some(Victim { source, who, events, total_ns, is_part, cause }) = victim {
-        let times = if *events == 1 { String::new() } else { format!(" ({events} times)") };
-        let at_least = if *is_part { "at least " } else { "" };
-        let due = cause.as_ref().map_or_else(String::new, |(kind, who, ns)| {
-            let percent = *ns as f64 * 100.0 / (*total_ns).max(1) as f64;
-            let text = match kind {
-                CauseKind::Disk | CauseKind::DiskQueue => format!("{}: {who}", why::word(*kind)),
-                _ => why::culprit(*kind, who),
-            };
-            format!(", {percent:.0} % of it due to {text}")
-        });
-        return format!("{who} ({source}) waited {at_least}{} in {span}{times}{due}.", format_span(*total_ns));
-    }
-    match look.sources.iter().find(|headline| headline.is_late) {
-        Some(headline) if headline.count > 0 => {
-            let Headline { source, of, max_ns, .. } = headline;
-            format!("On {host}, {source} measured up to {} in {span} ({of}).", format_ns(*max_ns))
-        }
-        Some(headline) => format!("On {host}, {} was late in {span}.", headline.source),
-        None => format!("Nothing was late on {host} in {span}."),
-    }
+/// Returns the line.
+pub fn sentence(victim: &Victim) -> String {
+    let Victim { source, who, events, total_ns, is_part, cause } = victim;
+    let (waits, total) = (counted(*events, "wait"), format_span(*total_ns));
+    let at_least = if *is_part { "at least " } else { "" };
+    let due = cause.as_ref().map_or_else(String::new, |(kind, who, ns)| {
+        let percent = *ns as f64 * 100.0 / (*total_ns).max(1) as f64;
+        let text = match kind {
+            CauseKind::Disk | CauseKind::DiskQueue => format!("{}: {}", why::word(*kind), why::actor(who)),
+            _ => why::culprit(*kind, who),
+        };
+        format!(", {percent:.0}% of it due to {text}")
+    });
+    format!("Waited longest: {who} ({source}), {at_least}{total} in {waits}{due}.")
 }
 
 #[cfg(test)]
@@ -145,13 +123,6 @@ mod tests {
     }
 
     #[test]
-    fn formats_minutes_and_hours() {
-        let of = |s: u64| format_span(s * 1_000_000_000);
-        assert_eq!([1, 119, 120, 3_725, 7_200, 57_605].map(of), ["1.00s", "119s", "2m 0s", "1h 2m", "2h 0m", "16h 0m"]);
-        assert_eq!(format_span(0), "0ns");
-    }
-
-    #[test]
     fn finds_top_victim_among_many_single_waits() {
         let mut victims = Victims::default();
         for number in 0..3 * VICTIMS {
@@ -166,32 +137,28 @@ mod tests {
         assert_eq!(most(&victims), Some(("steady".to_owned(), 6 * VICTIMS as u64, false)));
         victims.add(&OFFCPU, &late("new", &[(CauseKind::Running, "hog", 1_000_000)]));
         let first = victims.first().expect("there are some");
-        let look = Overview { host: "web1".to_owned(), duration_ns: 60_000_000_000, ..Overview::default() };
-        let text = sentence(&look, Some(&first));
-        assert!(text.starts_with("new (offcpu) waited at least 1.00ms in 60.0s, 100 % of it"), "{text}");
+        let text = sentence(&first);
+        assert!(text.starts_with("Waited longest: new (offcpu), at least 1.00ms in 1 wait, 100% of it"), "{text}");
     }
 
     #[test]
-    fn headline_names_victim_and_main_cause() {
-        let look = Overview { host: "web1".to_owned(), duration_ns: 60_000_000_000, ..Overview::default() };
-        assert_eq!(sentence(&look, None), "Nothing was late on web1 in 60.0s.");
+    fn names_victim_and_its_main_cause() {
+        let of = |victims: Victims| victims.first().map(|victim| sentence(&victim));
+        assert_eq!(of(Victims::default()), None);
         let mut victims = Victims::default();
         let disk = (CauseKind::Disk, "nvme0n1 (write by backup:812)", 640_000_000);
         for _ in 0..2 {
             victims.add(&OFFCPU, &late("postgres:4711", &[disk, (CauseKind::Running, "writer:9", 360_000_000)]));
         }
         victims.add(&WQ, &late("vmstat_update", &[(CauseKind::Work, "hog", 1_900_000_000)]));
-        let first = victims.first();
-        assert_eq!(
-            sentence(&look, first.as_ref()),
-            "postgres:4711 (offcpu) waited 2.00s in 60.0s (2 times), 64 % of it due to disk: nvme0n1 (write by backup:812)."
-        );
+        let expected = "Waited longest: postgres:4711 (offcpu), 2.00s in 2 waits, 64% of it due to disk: nvme0n1 (write by backup:812).";
+        assert_eq!(of(victims).as_deref(), Some(expected));
         let mut waited_for_a_sleeper = Victims::default();
         waited_for_a_sleeper.add(&OFFCPU, &late("fz-writer:5780", &[(CauseKind::Timer, "sleep:5823", 50)]));
-        let text = sentence(&look, waited_for_a_sleeper.first().as_ref());
-        assert!(text.ends_with("100 % of it due to sleep:5823 sleeping."), "{text}");
+        let text = of(waited_for_a_sleeper).unwrap_or_default();
+        assert!(text.ends_with("100% of it due to sleep:5823 sleeping."), "{text}");
         let mut one = Victims::default();
         one.add(&WQ, &late("vmstat_update", &[]));
-        assert_eq!(sentence(&look, one.first().as_ref()), "vmstat_update (wq) waited 0ns in 60.0s.");
+        assert_eq!(of(one).as_deref(), Some("Waited longest: vmstat_update (wq), 0ns in 1 wait."));
     }
 }

@@ -9,7 +9,7 @@ use base64::engine::general_purpose::STANDARD;
 use jiff::tz::TimeZone;
 use sha2::{Digest as _, Sha256};
 use whylate_model::overview::Overview;
-use whylate_model::units::format_ns;
+use whylate_model::units::{counted, format_ns, format_span};
 use whylate_model::{Card, Histogram};
 
 use super::compare::Compared;
@@ -17,9 +17,8 @@ use super::markup::{count, head, name, ns, sentence, text};
 use super::series::Column;
 use super::timeline::Scale;
 use super::{Report, data, flame, headline, series, tables, timeline};
-use crate::render::text::overview::{delayed, lost_events, shown};
+use crate::render::text::overview::{Sentences, delayed, lost_events};
 use crate::render::text::time_of_day::in_zone;
-use whylate_model::units::counted;
 
 /// Number of culprits below the headline.
 const FIRST_CULPRITS: usize = 3;
@@ -53,7 +52,7 @@ pub struct Made {
 /// # Errors
 /// Fails if the writer does.
 pub fn write(out: &mut dyn Write, report: &Report, compared: Option<&Compared>, made: &Made) -> io::Result<()> {
-    let headline = headline::sentence(&report.look, report.victim.as_ref());
+    let headline = Sentences::new(&report.look.verdict()).to_string();
     let scale = match compared {
         Some(compared) => Scale::for_reports(&[report, &compared.other]),
         None => Scale::for_reports(&[report]),
@@ -74,6 +73,9 @@ pub fn write(out: &mut dyn Write, report: &Report, compared: Option<&Compared>, 
     writeln!(out, "<title>{}: why it was late, {}</title>", text(&report.look.host), day(report))?;
     writeln!(out, "<style>{STYLE}</style>\n</head>\n<body>\n<main>")?;
     writeln!(out, "<header><p class=\"whylate\">whylate report</p>\n<h1>{}</h1>", sentence(&headline))?;
+    if let Some(victim) = &report.victim {
+        writeln!(out, "<p class=\"note whole\">{}</p>", sentence(&headline::sentence(victim)))?;
+    }
     out.write_all(first_culprits(&report.look).as_bytes())?;
     out.write_all(about(report).as_bytes())?;
     writeln!(out, "</header>")?;
@@ -103,7 +105,7 @@ fn day(report: &Report) -> String {
 
 /// Returns the first culprits, in the colors of the timeline.
 fn first_culprits(look: &Overview) -> String {
-    let all_ns: u64 = look.culprits.iter().map(|culprit| culprit.total_ns).fold(0, u64::saturating_add);
+    let all_ns = look.explained_ns();
     if all_ns == 0 {
         return String::new();
     }
@@ -154,7 +156,7 @@ fn facts(report: &Report) -> String {
             in_zone(to_ns, &report.zone, ends),
             utc(from_ns),
             utc(to_ns),
-            headline::format_span(to_ns.saturating_sub(from_ns))
+            format_span(to_ns.saturating_sub(from_ns))
         ),
     ));
     let measured: Vec<String> =
@@ -246,7 +248,9 @@ fn overview(report: &Report, scale: &Scale, compared: Option<&Compared>) -> Stri
          Late counts those from the limit on.",
     );
     out += &tables::sources(&report.look, "sources");
-    let next: Vec<String> = shown(&report.look)
+    let next: Vec<String> = report
+        .look
+        .rows()
         .filter(|row| row.is_late)
         .map(|row| format!("<li><code>{}</code></li>", sentence(row.next)))
         .collect();

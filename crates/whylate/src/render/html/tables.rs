@@ -11,7 +11,7 @@ use super::Report;
 use super::event::{self, main_cause};
 use super::listed::ListedEvent;
 use super::markup::{bar, count, head, name_cell, ns, sentence, share, text};
-use crate::render::text::overview::{shown, verdict, victims};
+use crate::render::text::overview::{status, victims};
 use crate::render::text::time_of_day::{in_zone, time_of_day};
 use crate::render::text::why;
 
@@ -25,13 +25,13 @@ pub const DAY_NS: u64 = 72_000_000_000_000;
 pub fn sources(look: &Overview, id: &str) -> String {
     let columns = ["<Source", "<Verdict", "Count", "p50", "p99", "Max", "Late from", "Late", "<Of"];
     let mut out = format!("<div class=\"wide\"><table id=\"{id}\">{}<tbody>", head(&columns));
-    for row in shown(look) {
+    for row in look.rows() {
         let class = if row.is_late { " class=\"late\"" } else { "" };
         let _ = writeln!(
             out,
             "<tr{class}>{}<td>{}</td>{}{}{}{}{}{}{}</tr>",
             name_cell(row.source),
-            verdict(row.is_late),
+            status(row.is_late),
             count(row.count),
             ns(row.p50_ns),
             ns(row.p99_ns),
@@ -71,7 +71,7 @@ pub fn culprits(look: &Overview, prefix: &str) -> String {
             ns(Some(culprit.total_ns)),
             bar(part),
             why::how(culprit.kind, &culprit.who),
-            text(&culprit.who),
+            text(&why::actor(&culprit.who)),
             sentence(&victims(culprit))
         );
     }

@@ -10,6 +10,7 @@ use std::fmt::Write as _;
 
 use whylate_model::Card;
 use whylate_model::culprits::Culprit;
+use whylate_model::overview::RowKind;
 use whylate_model::sources::Judged;
 use whylate_model::units::{format_ns, format_round_ns};
 
@@ -216,20 +217,24 @@ fn heat(report: &Report, number: usize, card: &Card, scale: &Scale, axis: &Axis)
 
 /// Describes the dots of a source: what was late, from which limit on, and how many of all are listed.
 fn dots(report: &Report, card: &Card) -> String {
-    let found = report.look.sources.iter().find(|found| found.source == card.name);
-    let late = found.map_or(0, |found| found.late);
-    let held_up = found.and_then(|found| found.held_up.as_ref()).map_or(0, |held_up| held_up.late);
-    let of = |judged: &Judged, all: u64, with_path: bool, line: &str| {
+    let events = if card.events.is_some() { RowKind::Events } else { RowKind::Figures };
+    let of = |kind: RowKind, judged: &Judged, line: &str| {
+        let with_path = kind == RowKind::HeldUp;
         let is_of = |one: &&ListedEvent| one.card.name == card.name && one.event.path.is_empty() != with_path;
         let listed = report.late.iter().filter(is_of).count() as u64;
+        let row = report.look.rows().find(|row| row.source == card.name && row.kind == kind);
+        let all = row.and_then(|row| row.late).unwrap_or(0);
+        if with_path && all == 0 {
+            return None;
+        }
         let ([one, several], from) = (judged.late, format_round_ns(judged.late_from_ns));
         let which = if listed < all { format!("{listed} of {all}") } else { listed.to_string() };
         let what = if listed.max(all) == 1 { one } else { several };
-        format!("{which} {what}, {from} or longer{line}")
+        Some(format!("{which} {what}, {from} or longer{line}"))
     };
-    let events = of(card.events(), late, false, " (dashed)");
-    let held_up = card.held_up.filter(|_| held_up > 0).map(|judged| of(&judged, held_up, true, ""));
-    events + &held_up.map_or_else(String::new, |held_up| format!("; {held_up}"))
+    let late = of(events, card.events(), " (dashed)");
+    let held_up = card.held_up.as_ref().and_then(|judged| of(RowKind::HeldUp, judged, ""));
+    late.into_iter().chain(held_up).collect::<Vec<_>>().join("; ")
 }
 
 /// Describes a culprit, with its share of all delays.

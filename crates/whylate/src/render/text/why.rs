@@ -16,25 +16,6 @@ const FRAMES: usize = 8;
 /// Maximum number of culprits with a line of their own.
 const CULPRITS: usize = 10;
 
-/// Names of whylate's own threads.
-const OWN_THREADS: [&str; 13] = [
-    "whylate",
-    "whylate-locks",
-    "whylate-maxima",
-    "whylate-measure",
-    "whylate-offcpu",
-    "whylate-perfmap",
-    "whylate-reads",
-    "whylate-record",
-    "whylate-replay",
-    "whylate-run",
-    "heartbeats",
-    "heartbeat-cost",
-    "sq-samples",
-];
-/// Beginnings of the names of threads that measure timers, a CPU each.
-const OWN_TIMER_THREADS: [&str; 2] = ["timerlat/", "timerlatu/"];
-
 /// Causes below this share of the latency are merged into one line, if there are several.
 const SMALL_PERCENT: f64 = 0.5;
 
@@ -148,10 +129,7 @@ pub fn how(kind: CauseKind, who: &ActorName) -> &'static str {
 
 /// Renders the name of an actor, and whether it is whylate itself, which measures.
 pub fn actor(name: &ActorName) -> String {
-    let is_own = |comm: &str| {
-        OWN_THREADS.contains(&comm) || OWN_TIMER_THREADS.iter().any(|beginning| comm.starts_with(beginning))
-    };
-    let own = if name.is_thread() && name.comm().is_some_and(is_own) { " (whylate itself)" } else { "" };
+    let own = if name.is_own() { " (whylate itself)" } else { "" };
     format!("{}{own}", printable(name))
 }
 

@@ -131,7 +131,7 @@ fn alike(kind: CauseKind, threads: BTreeMap<&ActorName, Delays>) -> Panel {
             Cell::Ns(of.total_ns),
             Cell::Count(of.events),
             Cell::Ns(of.worst_ns),
-            Cell::Text(who.to_string()),
+            Cell::Text(why::actor(who)),
         ],
         is_late: false,
         opens: Some(ViewKind::Culprit(kind, who.clone())),

@@ -31,7 +31,7 @@ pub fn panels(window: &Window, source: &'static str, tick: u64, index: usize, co
             Cell::Share(cause.ns as f64 / event.latency_ns.max(1) as f64),
             Cell::Ns(cause.ns),
             Cell::Text(why::how(cause.kind, &cause.who).to_owned()),
-            Cell::Text(cause.who.to_string()),
+            Cell::Text(why::actor(&cause.who)),
         ],
         is_late: false,
         opens: Some(ViewKind::Culprit(cause.kind, cause.who.clone())),

@@ -96,11 +96,11 @@ fn outline(zoom: &Zoom<'_>, node: &Node) -> Panel {
     match zoom.shown {
         Stacks::Chains(_) => {
             let title = format!("Wakeup chains of late waits, {time} in total");
-            Panel::table("chains", title, "SHARE, TIME, <BAR, <FRAME", rows, "nothing was late")
+            Panel::table("chains", title, "SHARE, TIME, =BAR, <FRAME", rows, "nothing was late")
         }
         _ => {
             let title = format!("Where threads wait, {time} of thread time");
-            Panel::table("outline", title, "SHARE, TIME, <BAR, <FRAME", rows, "no thread waited")
+            Panel::table("outline", title, "SHARE, TIME, =BAR, <FRAME", rows, "no thread waited")
         }
     }
 }

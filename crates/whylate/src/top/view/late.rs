@@ -78,8 +78,8 @@ pub fn panel(window: &Window, is_of: impl Fn(&Card, &LateEvent) -> bool) -> Pane
     };
     let rows = groups.into_iter().map(row).collect();
     let title = match more {
-        0 => "Late events".to_owned(),
-        _ => format!("Late events; {more} older ones not shown"),
+        0 => "LATE EVENTS".to_owned(),
+        _ => format!("LATE EVENTS; {more} older ones not shown"),
     };
     Panel::table("late", title, "<AT, <SOURCE, LATENCY, <VICTIM, <MAIN CAUSE", rows, window.nothing("nothing was late"))
 }

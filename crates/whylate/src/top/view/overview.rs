@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Overview: what each source measured, the culprits, and the late events.
+//! Overview: the culprits, what each source measured, and the late events.
 
 use std::ops::RangeInclusive;
 
 use whylate_model::Card;
 use whylate_model::culprits::Culprit;
 use whylate_model::late::LateKind;
+use whylate_model::overview::RowKind;
 use whylate_model::sources::named;
 use whylate_model::units::format_ns;
 
 use super::{late, over_time};
-use crate::render::text::overview::{RowKind, delayed, shown, verdict};
+use crate::render::text::overview::{delayed_events, status};
 use crate::render::text::why;
 use crate::top::history::Tick;
 use crate::top::panel::{Cell, Panel, Row};
@@ -24,6 +25,8 @@ const GRAPH: RangeInclusive<usize> = 12..=60;
 const WIDE: usize = 100;
 const MEDIANS: usize = 8;
 const BAR: usize = 12;
+/// Minimum screen width for the bars of culprits.
+const WITH_BAR: usize = 60;
 /// Minimum screen width for a column that describes what is measured.
 const VERY_WIDE: usize = 150;
 const DESCRIPTION: usize = 66;
@@ -31,7 +34,7 @@ const DESCRIPTION: usize = 66;
 const SMALL_SHARE: f64 = 0.005;
 
 pub fn panels(window: &Window, columns: usize) -> Vec<Panel> {
-    vec![sources(window, columns), culprits(window), late::panel(window, |_, _| true)]
+    vec![culprits(window, columns), sources(window, columns), late::panel(window, |_, _| true)]
 }
 
 fn sources(window: &Window, columns: usize) -> Panel {
@@ -39,20 +42,20 @@ fn sources(window: &Window, columns: usize) -> Panel {
     let beside = BESIDE_GRAPH + if is_wide { MEDIANS } else { 0 } + if is_very_wide { DESCRIPTION } else { 0 };
     let graph = columns.saturating_sub(beside).clamp(*GRAPH.start(), *GRAPH.end());
     let mut rows = Vec::new();
-    for row in shown(&window.look) {
+    for row in window.look.rows() {
         let Some(card) = named(row.source) else { continue };
         let values = over_time(window, graph, |tick| worst_of(window, tick, card, row.kind));
         let ns = |ns: Option<u64>| ns.map_or(Cell::Missing, Cell::Ns);
         let mut cells = vec![
             Cell::Text(row.judged.map_or(row.source, |judged| judged.row).to_owned()),
-            Cell::Text(verdict(row.is_late).to_owned()),
+            Cell::Text(status(row.is_late).to_owned()),
             row.count.map_or(Cell::Missing, Cell::Count),
         ];
         cells.extend(is_wide.then(|| ns(row.p50_ns)));
         cells.extend([
             ns(row.p99_ns),
             ns(row.max_ns),
-            Cell::Count(row.late_values().unwrap_or(0)),
+            Cell::Count(row.late.unwrap_or(0)),
             Cell::Text(window.glyphs.spark(&values, row.late_from_ns)),
         ]);
         cells.extend(is_very_wide.then(|| Cell::Text(row.of.into_owned())));
@@ -82,9 +85,9 @@ fn sources(window: &Window, columns: usize) -> Panel {
     }
     rows.sort_by_key(|row| !row.is_late);
     let span = format_ns(window.look.duration_ns);
-    let title = format!("Sources over {span}; full height = late");
+    let title = format!("SOURCES over {span}; full bar = limit");
     let p50 = if is_wide { "P50, " } else { "" };
-    let of = if is_very_wide { ", <OF" } else { "" };
+    let of = if is_very_wide { ", ~OF" } else { "" };
     let columns = format!("<WHAT WAITED, <VERDICT, COUNT, {p50}P99, MAX, LATE, =OVER TIME{of}");
     Panel::table("sources", title, &columns, rows, window.nothing("nothing was measured"))
 }
@@ -107,60 +110,55 @@ fn worst(window: &Window, tick: &Tick, card: &Card, is_held_up: bool) -> Option<
     Some(late.map(|event| event.latency_ns).max().unwrap_or(0))
 }
 
-fn culprits(window: &Window) -> Panel {
-    let culprits = &window.look.culprits;
-    let all_ns = total_ns(culprits);
-    let explained = window.look.unexplained().explained_percent(all_ns);
+fn culprits(window: &Window, columns: usize) -> Panel {
+    let explained = window.look.unexplained().explained_percent(window.look.explained_ns());
     let explained = explained.map_or_else(String::new, |percent| format!("; {percent:.1}% of late time explained"));
-    culprits_of(window, culprits, "Who made others late", &explained)
+    let panel = culprits_of(window, &window.look.culprits, columns);
+    Panel { title: panel.title + &explained, ..panel }
 }
 
 fn total_ns(culprits: &[Culprit]) -> u64 {
     culprits.iter().fold(0_u64, |all, culprit| all.saturating_add(culprit.total_ns))
 }
 
-/// Lists culprits, a row each; the title is put together from its start and end.
-pub fn culprits_of(window: &Window, culprits: &[Culprit], title: &str, ends: &str) -> Panel {
+/// Lists culprits, a row each.
+pub fn culprits_of(window: &Window, culprits: &[Culprit], columns: usize) -> Panel {
     let all_ns = total_ns(culprits);
     let share_of = |culprit: &Culprit| culprit.total_ns as f64 / all_ns.max(1) as f64;
     let shown = culprits.partition_point(|culprit| share_of(culprit) >= SMALL_SHARE);
     let (shown, small) = culprits.split_at(if culprits.len() - shown > 1 { shown } else { culprits.len() });
+    let has_bar = columns >= WITH_BAR;
     let rows = shown.iter().map(|culprit| {
         let share = share_of(culprit);
+        let mut cells = vec![Cell::Share(share), Cell::Ns(culprit.total_ns)];
+        cells.extend(has_bar.then(|| Cell::Ordered(window.glyphs.bar(share, BAR), culprit.total_ns)));
+        cells.extend([
+            Cell::Text(why::culprit_label(culprit)),
+            Cell::Ns(culprit.worst_ns()),
+            Cell::Text(delayed_events(culprit)),
+        ]);
         // Keyed by name alone, so that the row stays the same when more threads of that name appear.
         let name = culprit.who.by_name();
         Row {
             key: format!("{} {name}", culprit.kind.name()),
-            cells: vec![
-                Cell::Share(share),
-                Cell::Ns(culprit.total_ns),
-                Cell::Ordered(window.glyphs.bar(share, BAR), culprit.total_ns),
-                Cell::Text(why::culprit_label(culprit)),
-                Cell::Text(delayed(culprit)),
-            ],
+            cells,
             is_late: false,
             opens: Some(ViewKind::Culprit(culprit.kind, name)),
         }
     });
     let small_ns = total_ns(small);
-    let others = (!small.is_empty()).then(|| Row {
-        key: "others".to_owned(),
-        cells: vec![
-            Cell::Share(small_ns as f64 / all_ns.max(1) as f64),
-            Cell::Ns(small_ns),
-            Cell::Missing,
-            Cell::Text(why::counted(small.len() as u64, "other")),
-            Cell::Missing,
-        ],
-        is_late: false,
-        opens: None,
+    let others = (!small.is_empty()).then(|| {
+        let mut cells = vec![Cell::Share(small_ns as f64 / all_ns.max(1) as f64), Cell::Ns(small_ns)];
+        cells.extend(has_bar.then_some(Cell::Missing));
+        cells.extend([Cell::Text(why::counted(small.len() as u64, "other")), Cell::Missing, Cell::Missing]);
+        Row { key: "others".to_owned(), cells, is_late: false, opens: None }
     });
-    let total = if all_ns > 0 { format!(", {} total", format_ns(all_ns)) } else { String::new() };
-    let title = format!("{title}{total}{ends}");
+    let total = if all_ns > 0 { format!(", {} in total", format_ns(all_ns)) } else { String::new() };
+    let bar = if has_bar { ", =BAR" } else { "" };
     Panel::table(
         "culprits",
-        title,
-        "SHARE, DELAY, <BAR, <WHO, <DELAYED",
+        format!("CULPRITS{total}"),
+        &format!("SHARE, DELAY{bar}, <WHO, WORST, ~DELAYED"),
         rows.chain(others).collect(),
         window.nothing("no known culprits"),
     )

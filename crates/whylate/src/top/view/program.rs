@@ -30,7 +30,7 @@ pub fn panels(window: &Window, program: &ProgramFilter, columns: usize) -> Vec<P
     let mut gatherer = Gatherer::for_cards(window.cards(), By::Name);
     late().for_each(|(card, .., event)| gatherer.add_kept(card, event));
     let culprits = gatherer.finish_with(&[], Vec::new()).culprits;
-    panels.push(overview::culprits_of(window, &culprits, "Who made it late", ""));
+    panels.push(overview::culprits_of(window, &culprits, columns));
     panels.push(late::panel(window, |_, event| program.matches(&event.labels)));
     // Only sources that follow wait chains have them.
     let followed = window.cards().into_iter().filter(|card| card.held_up.is_some());
@@ -87,7 +87,7 @@ fn time<'a>(
         format_ns(window.look.duration_ns)
     );
     let nothing = "none of its threads was seen in this span";
-    Panel::table("time", title, "SHARE, TIME, <BAR, <CLASS, AGE-MAX", rows.collect(), nothing)
+    Panel::table("time", title, "SHARE, TIME, =BAR, <CLASS, AGE-MAX", rows.collect(), nothing)
 }
 
 /// Builds a row that opens the program of these labels; `None` if they name none.

@@ -104,7 +104,7 @@ fn series(card: &'static Card, snapshot: &Snapshot) -> Panel {
 
 /// Returns a name as a column heading, without the characters that are syntax there.
 fn heading(name: &str) -> String {
-    name.replace('_', " ").replace([',', '<', '='], "?").to_uppercase()
+    name.replace('_', " ").replace([',', '<', '~', '='], "?").to_uppercase()
 }
 
 /// Sorts labels that are numbers, such as CPUs, by number.

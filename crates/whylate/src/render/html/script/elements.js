@@ -92,13 +92,6 @@ function mergeHistograms(rows) {
   return { buckets: [...counts].sort((a, b) => a[0] - b[0]), count, max };
 }
 
-// Figures over the limit, at least: those in the limit's own bucket are not known. A power of two has 8 buckets.
-function lateFigures(histogram, from) {
-  const start = (end) => (end < 16 ? end : end + 1 - 2 ** (Math.floor(Math.log2(end)) - 3));
-  const late = histogram.buckets.filter(([end]) => start(end) >= from).reduce((sum, [, count]) => sum + count, 0);
-  return Math.max(late, histogram.max >= from ? 1 : 0);
-}
-
 function quantile(histogram, share) {
   const rank = Math.min(Math.max(Math.ceil(share * histogram.count), 1), Math.max(histogram.count, 1));
   let seen = 0;

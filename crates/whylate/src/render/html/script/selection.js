@@ -63,7 +63,7 @@ function describeSlot(svg, slot) {
   if (source && source.slots[slot]) {
     const cell = source.slots[slot], of = mergeHistograms([cell.f, cell.e]);
     texts.push(source.name + ": " + pluralize(of.count, "value") + (of.count > 0 ? ", p99 " + formatNs(quantile(of, 0.99)) + ", max " + formatNs(of.max) : "") +
-      ", " + ((cell.late || 0) + (cell.held || 0)) + " late");
+      ", " + (lateValues(source, cell.late || 0, lateFigures(source, [cell], of.max)) + (source.late_of ? cell.late || 0 : 0) + (cell.held || 0)) + " late");
   } else if (!source) {
     const culprits = data.culprits.map((culprit) => [culprit.name, culprit.by.reduce((sum, [, delays]) =>
       delays.reduce((sum, of) => (of[0] === slot ? sum + of[2] : sum), sum), 0)]).filter(([, ns]) => ns > 0);

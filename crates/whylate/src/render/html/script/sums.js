@@ -27,17 +27,26 @@ function sourceInSpan(source) {
   }
   const late = sum((cell) => cell.late), held = sum((cell) => cell.held);
   return {
-    source, figures, late, held, remark,
+    source, figures, late, held, remark, lateFigures: lateFigures(source, cells, figures.max),
     lateMax: max((cell) => cell.late_max), heldMax: max((cell) => cell.held_max), lateNs: sum((cell) => cell.late_ns),
     isLate: late > 0 || held > 0 || figures.max >= source.from || (remark !== null && remark.late),
   };
 }
 
+// Late values among the figures, at least: those in the limit's own bucket are not known.
+function lateFigures(source, cells, max) {
+  const overTime = cells.reduce((all, cell) => all + (cell.f_late || 0), 0), atEnd = cells[cells.length - 1].e_late || 0;
+  return Math.max(overTime + atEnd, max >= source.from ? 1 : 0);
+}
+
+// Late values: those that were recorded as events may be fewer.
+const lateValues = (source, recorded, figures) => Math.max(source.late_of ? 0 : recorded, figures);
+
 function verdictRows(of) {
   const { source, figures } = of, hasFigures = figures.count > 0;
   const isLate = source.late_of ? hasFigures && figures.max >= source.from : of.isLate;
   const figure = (value) => (hasFigures ? value : null);
-  const late = !isLate ? 0 : source.late_of ? lateFigures(figures, source.from) : of.late > 0 ? of.late : null;
+  const late = isLate ? lateValues(source, of.late, of.lateFigures) || null : 0;
   const rows = [row(isLate, source.of === "" ? null : figures.count, figure(quantile(figures, 0.5)),
     figure(quantile(figures, 0.99)), figure(figures.max), source.from, late, of.remark ? of.remark.text : source.of)];
   if (source.late_of) rows.push(event(of.late, of.lateMax, source.late_of));
@@ -48,7 +57,7 @@ function verdictRows(of) {
     return row(count > 0, null, null, null, count > 0 ? max : null, from, count, what);
   }
   function row(isLate, count, p50, p99, max, from, late, what) {
-    const cells = [cellText(source.name), cellText(isLate ? "LATE" : "normal"), cellCount(count), cellNs(p50), cellNs(p99),
+    const cells = [cellText(source.name), cellText(isLate ? "LATE" : "ok"), cellCount(count), cellNs(p50), cellNs(p99),
       cellNs(max), cellNs(from), cellCount(late), cellText(what)];
     return { cells, kind: isLate ? "late" : "" };
   }

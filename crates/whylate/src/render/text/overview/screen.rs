@@ -7,13 +7,12 @@ use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use whylate_model::culprits::Culprit;
 use whylate_model::late::cpu_subject;
-use whylate_model::overview::{ForSleeper, Headline, Overview, Sighting};
+use whylate_model::overview::{ForSleeper, Headline, Overview, Row, Sighting};
 use whylate_model::snapshot::Sleeper;
 use whylate_model::sources::{CARDS, named};
 use whylate_model::units::{format_ns, format_round_ns, printable};
 
-use super::{RenderedRow, count_lost, lost_events, shown};
-use crate::render::color;
+use super::{Sentences, lost_events, status};
 use crate::render::text::fit::Fit;
 use crate::render::text::table::Table;
 use crate::render::text::time_of_day::time_of_day;
@@ -21,8 +20,6 @@ use crate::render::text::{footer, path, why};
 
 /// Minimum width for a column of sources.
 const WITH_SOURCE: usize = 90;
-/// Verdict on what exceeds its limit.
-const LATE: &str = "LATE";
 /// Maximum number of threads in uninterruptible sleep that are shown per source.
 const MAX_SLEEPERS: usize = 3;
 /// Maximum number of lines of the worst event, unless all of it is asked for.
@@ -63,9 +60,11 @@ impl Screen {
 pub fn write(out: &mut dyn Write, look: &Overview, screen: &Screen) -> io::Result<()> {
     let mut fit = Fit::new(out, screen.columns);
     let out: &mut dyn Write = &mut fit;
-    let mut rows: Vec<RenderedRow<'_>> = shown(look).collect();
+    let mut rows: Vec<Row<'_>> = look.rows().collect();
     rows.sort_by_key(|row| !row.is_late);
-    write_verdict(out, look, &rows)?;
+    let verdict = Sentences::new(&look.verdict());
+    writeln!(out, "{}", verdict.colored())?;
+    verdict.culprit.iter().try_for_each(|culprit| writeln!(out, "{culprit}"))?;
     write_culprits(out, look, screen)?;
     writeln!(out)?;
     table(&rows, screen.columns.is_none_or(|columns| columns >= WITH_SOURCE)).write(out, screen.columns)?;
@@ -98,55 +97,8 @@ fn write_left_out(out: &mut dyn Write, look: &Overview) -> io::Result<()> {
     Ok(())
 }
 
-/// Writes what was late, and its main culprit.
-fn write_verdict(out: &mut dyn Write, look: &Overview, rows: &[RenderedRow<'_>]) -> io::Result<()> {
-    let (host, span) = (printable(&look.host), format_ns(look.duration_ns));
-    let late: Vec<String> = rows.iter().filter(|row| row.is_late).map(late_events).collect();
-    if late.is_empty() {
-        return writeln!(out, "Nothing was late on {host} in {span}.");
-    }
-    let delay_ns: u64 = look.sources.iter().map(|source| source.late_ns).fold(0, u64::saturating_add);
-    // Figures count events that were too many, or too short, to be recorded.
-    let recorded: u64 = look.sources.iter().map(|of| of.late + of.held_up.as_ref().map_or(0, |of| of.late)).sum();
-    let has_all = look.sources.iter().all(|of| of.late_of.is_some() || of.late >= of.late_figures);
-    let delay = match (delay_ns, has_all) {
-        (0, _) => String::new(),
-        (_, true) => format!("; {} of delay", format_ns(delay_ns)),
-        (_, false) => {
-            let were = if recorded == 1 { "was" } else { "were" };
-            format!("; {recorded} of them {were} recorded, with {} of delay", format_ns(delay_ns))
-        }
-    };
-    writeln!(out, "{} on {host} in {span}: {}{delay}.", color::late(LATE), late.join(", "))?;
-    let explained_ns = explained_ns(look);
-    match look.culprits.first() {
-        Some(culprit) if explained_ns > 0 => {
-            let is_whole = has_all && look.unexplained().events == 0;
-            let of = if is_whole { "it" } else { "the explained delay" };
-            let percent = culprit.total_ns as f64 * 100.0 / explained_ns as f64;
-            writeln!(out, "{percent:.0}% of {of}: {}.", why::culprit_label(culprit))
-        }
-        _ => Ok(()),
-    }
-}
-
-/// Counts the late events of a row.
-fn late_events(row: &RenderedRow<'_>) -> String {
-    let [one, several] = row.judged.map_or([row.source; 2], |judged| judged.late);
-    match row.late_values() {
-        Some(1) => format!("1 {}", printable(one)),
-        Some(count) => format!("{count} {}", printable(several)),
-        None => format!("some {}", printable(several)),
-    }
-}
-
-/// Returns the delay that the culprits caused.
-fn explained_ns(look: &Overview) -> u64 {
-    look.culprits.iter().map(|culprit| culprit.total_ns).fold(0, u64::saturating_add)
-}
-
 fn write_culprits(out: &mut dyn Write, look: &Overview, screen: &Screen) -> io::Result<()> {
-    let (culprits, all_ns) = (&look.culprits, explained_ns(look));
+    let (culprits, all_ns) = (&look.culprits, look.explained_ns());
     let rest = why::unexplained(&look.unexplained(), all_ns, "event");
     if all_ns == 0 {
         return rest.map_or(Ok(()), |rest| writeln!(out, "{rest}"));
@@ -178,13 +130,17 @@ fn write_culprits(out: &mut dyn Write, look: &Overview, screen: &Screen) -> io::
 
 /// Counts the events that a culprit delayed, with the worst delay.
 pub fn delayed(culprit: &Culprit) -> String {
-    let event = |source: &str| named(source).map_or_else(|| printable(source), |card| card.event.to_owned());
-    let each = culprit.victims.iter().map(|victims| why::counted(victims.events, &event(&victims.source)));
-    let worst_ns = culprit.victims.iter().map(|victims| victims.worst_ns).max().unwrap_or(0);
-    format!("{}, worst {}", each.collect::<Vec<_>>().join(", "), format_ns(worst_ns))
+    format!("{}, worst {}", delayed_events(culprit), format_ns(culprit.worst_ns()))
 }
 
-fn table(rows: &[RenderedRow<'_>], has_source: bool) -> Table {
+/// Counts the events that a culprit delayed.
+pub fn delayed_events(culprit: &Culprit) -> String {
+    let event = |source: &str| named(source).map_or_else(|| printable(source), |card| card.event.to_owned());
+    let each = culprit.victims.iter().map(|victims| why::counted(victims.events, &event(&victims.source)));
+    each.collect::<Vec<_>>().join(", ")
+}
+
+fn table(rows: &[Row<'_>], has_source: bool) -> Table {
     let source = if has_source { "<SOURCE, " } else { "" };
     let mut table = Table::new(&format!("{source}<, <WHAT WAITED, LATE, COUNT, P50, P99, MAX, LIMIT"));
     let count = |count: Option<u64>| count.map_or_else(|| "-".to_owned(), |count| count.to_string());
@@ -198,9 +154,9 @@ fn table(rows: &[RenderedRow<'_>], has_source: bool) -> Table {
         };
         let mut cells = vec![row.source.to_owned(); usize::from(has_source)];
         cells.extend([
-            if row.is_late { LATE } else { "ok" }.to_owned(),
+            status(row.is_late).to_owned(),
             row.judged.map_or(row.source, |judged| judged.row).to_owned(),
-            count(row.late_values()),
+            count(row.late),
             count(row.count),
             ns(row.p50_ns),
             ns(row.p99_ns),
@@ -284,7 +240,7 @@ fn write_for_sleepers(out: &mut dyn Write, look: &Overview) -> io::Result<()> {
 }
 
 /// Writes the commands that show more: of what was late, or of what the overview does not cover.
-fn write_commands(out: &mut dyn Write, rows: &[RenderedRow<'_>], screen: &Screen) -> io::Result<()> {
+fn write_commands(out: &mut dyn Write, rows: &[Row<'_>], screen: &Screen) -> io::Result<()> {
     let mut next: Vec<&str> = Vec::new();
     for row in rows.iter().filter(|row| row.is_late) {
         if !next.contains(&row.next) {
@@ -317,7 +273,7 @@ fn write_measurement(out: &mut dyn Write, look: &Overview, screen: &Screen) -> i
     let at = i64::try_from(look.start_unix_ns).ok().and_then(|ns| Timestamp::from_nanosecond(ns.into()).ok());
     let at = at.map(|at| at.to_zoned(screen.zone.clone()).strftime("%Y-%m-%d %H:%M:%S").to_string());
     let mut notes: Vec<String> = at.map(|at| format!("from {at}")).into_iter().collect();
-    notes.extend(footer::rate(count_lost(look), look.duration_ns));
+    notes.extend(footer::rate(look.count_lost(), look.duration_ns));
     let precision = look.limitations.iter().filter(|of| !of.is_about_cpus()).count() as u64;
     if precision > 0 {
         notes.push(why::counted(precision, "precision note"));

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The verdict in words: the first lines of the overview and of `whylate top`, and the headline of a report.
+
+use std::fmt::{self, Display, Formatter};
+
+use whylate_model::overview::{MainCulprit, Row, Verdict};
+use whylate_model::units::{format_ns, format_span, printable};
+
+use super::status;
+use crate::render::color;
+use crate::render::text::why;
+
+/// What was late, with its total delay; and, in a sentence of its own, the main culprit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sentences {
+    is_late: bool,
+    /// What follows `LATE`, or all if nothing was late.
+    what: String,
+    pub culprit: Option<String>,
+}
+
+impl Sentences {
+    pub fn new(verdict: &Verdict<'_>) -> Self {
+        let Verdict { host, duration_ns, late, delay_ns, recorded, main } = verdict;
+        let (host, span, is_late) = (printable(host), format_span(*duration_ns), !late.is_empty());
+        let delay = match (delay_ns, recorded) {
+            (0, _) => String::new(),
+            (_, None) => format!("; {} of delay", format_ns(*delay_ns)),
+            (_, Some(recorded)) => {
+                let were = if *recorded == 1 { "was" } else { "were" };
+                format!("; {recorded} of them {were} recorded, with {} of delay", format_ns(*delay_ns))
+            }
+        };
+        let what = match is_late {
+            true => {
+                let late: Vec<String> = late.iter().map(late_values).collect();
+                format!(" on {host} in {span}: {}{delay}.", late.join(", "))
+            }
+            false => format!("Nothing was late on {host} in {span}."),
+        };
+        let culprit = main.as_ref().map(|MainCulprit { culprit, percent, is_of_all }| {
+            let of = if *is_of_all { "it" } else { "the explained delay" };
+            format!("{percent:.0}% of {of}: {}.", why::culprit_label(culprit))
+        });
+        Sentences { is_late, what, culprit }
+    }
+
+    /// Returns the first sentence.
+    pub fn first(&self) -> String {
+        format!("{}{}", if self.is_late { status(true) } else { "" }, self.what)
+    }
+
+    /// Returns the first sentence in the colors of a terminal.
+    pub fn colored(&self) -> String {
+        let late = if self.is_late { color::late(status(true)) } else { "".into() };
+        format!("{late}{}", self.what)
+    }
+}
+
+/// Formats both sentences as one text, without color.
+impl Display for Sentences {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.first())?;
+        self.culprit.iter().try_for_each(|culprit| write!(f, " {culprit}"))
+    }
+}
+
+/// Counts the late values of a row.
+fn late_values(row: &Row<'_>) -> String {
+    let [one, several] = row.judged.map_or([row.source; 2], |judged| judged.late);
+    match row.late {
+        Some(1) => format!("1 {}", printable(one)),
+        Some(count) => format!("{count} {}", printable(several)),
+        None => format!("some {}", printable(several)),
+    }
+}
