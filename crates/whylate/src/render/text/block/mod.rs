@@ -117,6 +117,7 @@ mod tests {
     use crate::render::text::latency::LatencyOptions;
     use crate::render::text::{Output as _, text_of, whole_output};
     use crate::store::late_buffer::Keep;
+    use crate::render::text::next::Next;
 
     fn shape(line: &str) -> Shape {
         crate::cli::parsed(line.split_whitespace()).expect("a line that is taken")
@@ -155,7 +156,7 @@ mod tests {
     fn text<'a>(shape: &'a Shape, explain_ns: Option<u64>, lines_only: bool) -> BlockText<'a> {
         let thresholds = Thresholds { explain_ns, ..Thresholds::default() };
         let shown = LatencyOptions { thresholds, rank_by: By::Culprit, lines_only };
-        BlockText::new(shape, shown, None).in_utc()
+        BlockText::new(shape, shown, None, Next::Live(|_| None)).in_utc()
     }
 
     fn written(output: &mut BlockText<'_>, snapshot: Snapshot) -> String {

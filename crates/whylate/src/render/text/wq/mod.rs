@@ -115,6 +115,7 @@ mod tests {
     use crate::render::json::JsonLines;
     use crate::render::text::{Output, whole_output};
     use crate::store::late_buffer::Keep;
+    use crate::render::text::next::Next;
 
     fn series(handler: &str, workqueue: &str, latencies_ns: &[u64], runtimes_ns: &[u64]) -> Series {
         let mut labels = whylate_model::Labels::new();
@@ -214,7 +215,7 @@ mod tests {
 
     fn printed_with(line: &str, late: Vec<LateEvent>) -> String {
         let arguments: Arguments = parsed(line.split_whitespace()).expect("a valid command line");
-        let mut text = WqText::new(arguments.view(), arguments.shown(), None).in_utc();
+        let mut text = WqText::new(arguments.view(), arguments.shown(), None, Next::Live(|_| None)).in_utc();
         let output: &mut dyn Output = if arguments.schedule.json { &mut JsonLines } else { &mut text };
         whole_output(output, Keep::for_output(arguments.schedule.json, arguments.thresholds()), late, snapshot())
     }
