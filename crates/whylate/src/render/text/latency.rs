@@ -204,6 +204,13 @@ pub fn figures(latency: &Histogram) -> [String; 4] {
     [latency.mean_ns(), latency.quantile_ns(0.5), latency.quantile_ns(0.99), latency.max_ns()].map(format_ns)
 }
 
+/// Returns which of the columns P99 and MAX have a latency over the limit of the source. `mean` is the column of MEAN.
+pub fn late_figures(latency: &Histogram, card: &Card, mean: usize) -> Vec<usize> {
+    let figures = [(mean + 2, latency.quantile_ns(0.99)), (mean + 3, latency.max_ns())];
+    let late = figures.into_iter().filter(|(_, ns)| *ns >= card.judged.late_from_ns);
+    late.map(|(column, _)| column).collect()
+}
+
 /// Minimum share of an event's latency for a phase without a column to be named.
 const NAMED_SHARE: f64 = 0.01;
 
