@@ -74,17 +74,58 @@ pub fn labels(labels: &Labels, root: Root) -> Vec<Frame> {
     frames
 }
 
-/// Returns the frames of a stack, outermost first; then those of its waker, innermost first, so that they meet at the
-/// wakeup.
-pub fn frames(stack: &Stack, root: Root) -> Vec<Frame> {
+/// Returns the frames that name the owner of a stack, and the state of a thread that does not wait where its stack is.
+fn owner(stack: &Stack, root: Root) -> Vec<Frame> {
     let mut frames = labels(&stack.labels, root);
     frames.extend(runnable(stack).map(|class| Frame { kind: Kind::Runnable, name: class.frame() }));
     frames.extend(stopped(stack).map(|class| Frame { kind: Kind::Between, name: class.frame() }));
+    frames
+}
+
+/// Returns the frames of a stack, outermost first; then those of its waker, innermost first, so that they meet at the
+/// wakeup.
+pub fn frames(stack: &Stack, root: Root) -> Vec<Frame> {
+    let mut frames = owner(stack, root);
     frames.extend(stack.user.iter().rev().map(|name| Frame { kind: Kind::User, name: safe(name) }));
     if !stack.user.is_empty() && !stack.kernel.is_empty() {
         frames.push(Frame { kind: Kind::Between, name: BETWEEN.to_owned() });
     }
     frames.extend(stack.kernel.iter().rev().map(|name| Frame { kind: Kind::Kernel, name: safe(name) }));
+    frames.extend(stack.waker.iter().flat_map(frames_of_waker));
+    frames
+}
+
+/// Functions from which each process, thread or system call starts, and which say nothing about a wait.
+const STARTS: [&str; 17] = [
+    "_start",
+    "__libc_start_main_impl",
+    "__libc_start_main",
+    "__libc_start_call_main",
+    "__clone",
+    "__clone3",
+    "clone",
+    "clone3",
+    "start_thread",
+    // Rust's own stack traces end here, too.
+    "std::sys::backtrace::__rust_begin_short_backtrace",
+    "entry_SYSCALL_64_after_hwframe",
+    "do_syscall_64",
+    "x64_sys_call",
+    "el0t_64_sync",
+    "ret_from_fork",
+    "ret_from_fork_asm",
+    "kthread",
+];
+
+/// Returns the function that waits, its callers up to where the thread or the system call starts, and then the frames
+/// of the waker, innermost first.
+pub fn innermost_first(stack: &Stack, root: Root) -> Vec<Frame> {
+    let mut frames = owner(stack, root);
+    for (kind, names) in [(Kind::Kernel, &stack.kernel), (Kind::User, &stack.user)] {
+        let is_start = |name: &String| STARTS.contains(&name.as_str());
+        let start = names.iter().skip(1).position(is_start).map_or(names.len(), |at| at + 1);
+        frames.extend(names[..start].iter().map(|name| Frame { kind, name: safe(name) }));
+    }
     frames.extend(stack.waker.iter().flat_map(frames_of_waker));
     frames
 }
@@ -193,6 +234,19 @@ mod tests {
     use crate::WokenBy;
     use crate::import::{Imported, Names, Order};
     use crate::wait::Wait;
+
+    #[test]
+    fn callers_end_where_the_thread_starts() {
+        let user = ["read", "copy", "main", "__libc_start_call_main", "__libc_start_main_impl", "cp+0x5170"];
+        let kernel = ["folio_wait_bit", "vfs_read", "do_syscall_64", "entry_SYSCALL_64_after_hwframe"];
+        let names = |user: &[&str], kernel: &[&str]| {
+            let frames = innermost_first(&stack("cp", user, kernel, 1), Root::Process);
+            frames.into_iter().map(|frame| frame.name).collect::<Vec<_>>().join(" < ")
+        };
+        assert_eq!(names(&user, &kernel), "cp < folio_wait_bit < vfs_read < read < copy < main");
+        // Where nothing else is known, the start is where the thread waits.
+        assert_eq!(names(&["_start"], &["kthread", "ret_from_fork"]), "cp < kthread < _start");
+    }
 
     fn stack(process: &str, user: &[&str], kernel: &[&str], weight_ns: u64) -> Stack {
         Stack {

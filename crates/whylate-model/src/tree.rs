@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Tree of stacks, merged from their outermost frames.
+//! Tree of stacks, merged from their outermost frames or from the functions that wait.
 
 use std::collections::BTreeMap;
 
-use crate::folded::{Frame, Root, frames};
+use crate::folded::{Frame, Root, frames, innermost_first};
 use crate::wait::WaitClass;
 use crate::{Histogram, Stack};
 
@@ -59,14 +59,14 @@ impl Sums {
     }
 }
 
-/// A frame with its callees.
+/// A frame with its callees, or with its callers in a tree of waits.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Node {
     /// Sums of all stacks through this frame.
     pub all: Sums,
     /// Sums of the stacks that end here.
     pub own: Sums,
-    /// Callees by frame.
+    /// Callees or callers by frame.
     pub children: BTreeMap<Frame, Node>,
 }
 
@@ -84,12 +84,19 @@ pub struct Parts<'a> {
 }
 
 impl Node {
-    /// Builds the tree of these stacks.
+    /// Builds the tree of these stacks, from their outermost frames.
     pub fn of<'a>(stacks: impl IntoIterator<Item = &'a Stack>, root: Root) -> Self {
+        Node::of_frames(stacks, |stack| frames(stack, root))
+    }
+
+    /// Builds the tree of the functions that wait, with their callers below them.
+    pub fn of_waits<'a>(stacks: impl IntoIterator<Item = &'a Stack>, root: Root) -> Self {
+        Node::of_frames(stacks, |stack| innermost_first(stack, root))
+    }
+
+    fn of_frames<'a>(stacks: impl IntoIterator<Item = &'a Stack>, frames: impl Fn(&Stack) -> Vec<Frame>) -> Self {
         let mut tree = Node::default();
-        for stack in stacks {
-            tree.add(&frames(stack, root), &|sums| sums.add(stack));
-        }
+        stacks.into_iter().for_each(|stack| tree.add(&frames(stack), &|sums| sums.add(stack)));
         tree
     }
 

@@ -127,7 +127,7 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<u8> {
         only: &|labels| disk.is_none_or(|disk| labels.get("device").is_some_and(|device| device == disk)),
     };
     let stream = Stream::open(origin, &query, arguments.record.output.as_deref())?;
-    let mut text = BlockText::new(&arguments.shape, arguments.shown(), terminal_columns());
+    let mut text = BlockText::new(&arguments.shape, arguments.shown(), terminal_columns(), stream.next(origin));
     let mut has_any = false;
     let is_late = drive(stream, &query, &mut text, &mut |snapshot| {
         has_any |= !snapshot.series.is_empty();

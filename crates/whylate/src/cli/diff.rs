@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use anyhow::anyhow;
 use clap::Args;
+use jiff::tz::TimeZone;
 use whylate_model::Snapshot;
 use whylate_model::diff::{About, Comparison, Diff, Lengths, block_ns};
 use whylate_model::recording::{Header, Line};
@@ -17,7 +18,7 @@ use crate::cli::values::span;
 use crate::engine::replay::Replay;
 use crate::engine::ticks::{Lines, drive};
 use crate::json::write_line;
-use crate::render::text::diff;
+use crate::render::text::diff::{self, Screen};
 use crate::render::text::fit::{Fit, terminal_columns};
 use crate::store::Span;
 use crate::store::play::{Recording, nothing_in_span};
@@ -64,6 +65,9 @@ pub struct Arguments {
     /// One JSON object
     #[arg(long)]
     json: bool,
+    /// Also the statistical test and its parameters
+    #[arg(short, long)]
+    verbose: bool,
 }
 
 impl Arguments {
@@ -99,7 +103,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if arguments.json {
         write_line(&mut out, &found)?;
     } else {
-        diff::write(&mut out, &found, terminal_columns())?;
+        let (columns, is_verbose, zone) = (terminal_columns(), arguments.verbose, TimeZone::system());
+        diff::write(&mut out, &found, &Screen { columns, is_verbose, zone })?;
     }
     Ok(out.flush()?)
 }

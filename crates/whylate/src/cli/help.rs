@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `whylate help`: the help of a command, or the reasons for lost events.
 
-use std::io::{self, Write as _};
+use std::io::Write as _;
 
 use anyhow::anyhow;
 use clap::{Args, Command};
 use whylate_model::sources::{CARDS, named};
 
 use crate::cli::UsageError;
+use crate::render::text::fit::Fit;
 use crate::render::text::lost;
 
 /// Show the help of a command, or explain the reasons for lost events
@@ -33,7 +34,7 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments, mut all: Command) -> anyhow::Result<()> {
     let topic: Vec<&str> = arguments.topic.iter().map(String::as_str).collect();
     let missing = || UsageError(anyhow!("there is no help on {} (see `whylate --help`)", topic.join(" ")));
-    let mut out = io::stdout().lock();
+    let mut out = Fit::stdout(matches!(topic[..], ["lost", ..]));
     match topic[..] {
         ["lost"] => lost::write(&mut out, &CARDS)?,
         ["lost", source] => lost::write(&mut out, &[named(source).ok_or_else(missing)?])?,

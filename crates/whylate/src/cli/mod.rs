@@ -49,6 +49,7 @@ use crate::cli::exit_status::NOT_POSSIBLE;
 use crate::cli::parser::{Cli, Command};
 use crate::errors::what_to_do;
 pub use crate::errors::{UsageError, existing};
+use crate::render::text::fit::Fit;
 use crate::render::{color, text};
 use crate::store::play::Recording;
 
@@ -198,7 +199,7 @@ pub(crate) fn parsed<'a, A: clap::Args>(words: impl IntoIterator<Item = &'a str>
 /// Explains the reasons for lost events of the source on the command line, or of all sources.
 fn help_lost() -> anyhow::Result<()> {
     let asked = std::env::args_os().find_map(|word| word.to_str().and_then(named));
-    let mut out = io::stdout().lock();
+    let mut out = Fit::stdout(true);
     text::lost::write(&mut out, asked.as_ref().map_or(&CARDS[..], std::slice::from_ref))?;
     Ok(out.flush()?)
 }

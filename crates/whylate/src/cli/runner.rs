@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Drives one source, live or recorded, into an output: late events as they arrive, and snapshots at each interval.
 
+use std::fs;
 use std::io::{self, IsTerminal as _, Write};
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -22,7 +23,9 @@ use crate::engine::watch::Watch;
 use crate::render::json::JsonLines;
 use crate::render::text::Output;
 use crate::render::text::fit::Fit;
+use crate::render::text::next::Next;
 use crate::store::late_buffer::{Keep, LateBuffer};
+use crate::store::play::Recording;
 use crate::store::{Recorder, about};
 
 /// Selection of what a command measures and prints.
@@ -98,6 +101,22 @@ impl Stream {
             Stream::Recorded(_) => None,
         }
     }
+
+    /// Returns where the next command measures, or which recording it shows.
+    pub fn next(&self, origin: &Origin) -> Next {
+        match (self, origin) {
+            (Stream::Recorded(replay), Origin::Recording(Recording { command: Some(command), .. })) => {
+                Next::Replay(command.clone(), replay.header().sources.iter().map(|of| of.source.clone()).collect())
+            }
+            _ => Next::Live(process_of),
+        }
+    }
+}
+
+/// Returns the process of a thread that still runs.
+fn process_of(tid: u32) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/{tid}/status")).ok()?;
+    status.lines().find_map(|line| line.strip_prefix("Tgid:"))?.trim().parse().ok()
 }
 
 /// Describes the measurement on a terminal, and how to end it unless it ends by itself.

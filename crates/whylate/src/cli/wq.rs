@@ -151,7 +151,7 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<u8> {
         only: &|labels| arguments.work.as_ref().is_none_or(|work| labels.get("handler") == Some(work)),
     };
     let stream = Stream::open(origin, &query, arguments.record.output.as_deref())?;
-    let mut text = WqText::new(arguments.view(), arguments.shown(), terminal_columns());
+    let mut text = WqText::new(arguments.view(), arguments.shown(), terminal_columns(), stream.next(origin));
     let mut seen_any = false;
     let is_late = drive(stream, &query, &mut text, &mut |snapshot| {
         seen_any |= !snapshot.total("latency").is_empty();

@@ -37,10 +37,33 @@ fn is_wanted() -> bool {
 }
 
 pub fn is_on() -> bool {
+    #[cfg(test)]
+    if tests::IS_ON_HERE.get() {
+        return true;
+    }
     IS_ON.load(Ordering::Relaxed)
 }
 
 /// Returns text that is shown as late.
 pub fn late(text: &str) -> Cow<'_, str> {
     if is_on() { format!("\x1b[1;31m{text}\x1b[m").into() } else { text.into() }
+}
+
+#[cfg(test)]
+pub mod tests {
+    use std::cell::Cell;
+
+    thread_local! {
+        /// Whether the output of this thread, which is that of one test, is colored.
+        pub(super) static IS_ON_HERE: Cell<bool> = const { Cell::new(false) };
+    }
+
+    /// Returns what is colored in the text that `write` returns.
+    pub fn colored(write: impl FnOnce() -> String) -> Vec<String> {
+        IS_ON_HERE.set(true);
+        let text = write();
+        IS_ON_HERE.set(false);
+        let parts = text.split("\x1b[1;31m").skip(1);
+        parts.map(|part| part.split("\x1b[m").next().unwrap_or_default().to_owned()).collect()
+    }
 }

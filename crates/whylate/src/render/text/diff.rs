@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Renders a comparison of two recordings as a table.
+//! Renders a comparison of two recordings: its main change as a sentence, and a table.
+
+mod headline;
 
 use std::io::{self, Write};
 
 use jiff::tz::TimeZone;
 use whylate_model::diff::{About, Diff, MIN_BLOCKS, Measure, Outcome, Row, Test, Unit, What};
-use whylate_model::sources::CARDS;
+use whylate_model::sources::{CARDS, Judged};
 use whylate_model::units::{format_ns, printable};
 
 use super::fit::without_middle;
@@ -20,11 +22,24 @@ const BURSTS: usize = 10;
 /// Maximum number of characters of a stack.
 const FRAMES: usize = 90;
 
-pub fn write(out: &mut dyn Write, diff: &Diff, terminal_columns: Option<usize>) -> io::Result<()> {
-    write_in(out, diff, terminal_columns, &TimeZone::system())
+/// How much is written, and for which place.
+#[derive(Debug)]
+pub struct Screen {
+    /// Width of the terminal; `None` for a file or a pipe.
+    pub columns: Option<usize>,
+    /// Whether the test and its parameters are written.
+    pub is_verbose: bool,
+    /// Time zone of the times of day.
+    pub zone: TimeZone,
 }
 
-fn write_in(out: &mut dyn Write, diff: &Diff, terminal_columns: Option<usize>, zone: &TimeZone) -> io::Result<()> {
+/// Writes the comparison as text.
+///
+/// # Errors
+/// Fails if the output does.
+pub fn write(out: &mut dyn Write, diff: &Diff, screen: &Screen) -> io::Result<()> {
+    let (terminal_columns, zone) = (screen.columns, &screen.zone);
+    writeln!(out, "{}\n", headline::sentence(diff))?;
     for (side, about) in [("before", &diff.before), ("after", &diff.after)] {
         writeln!(out, "{side:<7} {}", printable(&heading(about, zone)))?;
     }
@@ -53,8 +68,14 @@ fn write_in(out: &mut dyn Write, diff: &Diff, terminal_columns: Option<usize>, z
         }
         writeln!(out)?;
     }
-    writeln!(out, "{}; {too_little} more have too little data{shown}.", outcome(diff))?;
-    write_test(out, &diff.test)?;
+    let compared = match (differ, diff.compared) {
+        (0, compared) => format!("{compared} rows were compared"),
+        (_, compared) => format!("{differ} of {compared} rows differ"),
+    };
+    writeln!(out, "{compared}; {too_little} more have too little data{shown}.")?;
+    if screen.is_verbose {
+        write_test(out, &diff.test)?;
+    }
     if !diff.not_compared.is_empty() {
         writeln!(out, "\nNot compared, or of limited comparability:")?;
     }
@@ -149,8 +170,13 @@ pub fn what(what: &What) -> String {
 
 /// Returns the name that the overview's row has for these late events.
 fn row_of(late: &str) -> Option<&'static str> {
+    judged(late).map(|judged| judged.row)
+}
+
+/// Returns the latency that these late events exceed.
+fn judged(late: &str) -> Option<&'static Judged> {
     let judged = CARDS.into_iter().flat_map(|card| [Some(&card.judged), card.events.as_ref(), card.held_up.as_ref()]);
-    judged.flatten().find(|judged| judged.of == late).map(|judged| judged.row)
+    judged.flatten().find(|judged| judged.of == late)
 }
 
 /// Renders a number with up to two decimals, fewer for larger numbers.
@@ -215,7 +241,12 @@ mod tests {
     }
 
     fn written(diff: &Diff) -> String {
-        crate::render::text::text_of(|out| write_in(out, diff, None, &TimeZone::UTC))
+        written_with(diff, false)
+    }
+
+    fn written_with(diff: &Diff, is_verbose: bool) -> String {
+        let screen = Screen { columns: None, is_verbose, zone: TimeZone::UTC };
+        crate::render::text::text_of(|out| write(out, diff, &screen))
     }
 
     fn diff() -> Diff {
@@ -287,8 +318,40 @@ mod tests {
     }
 
     #[test]
-    fn culprits_come_first_and_test_last() {
-        insta::assert_snapshot!(written(&diff()));
+    fn main_change_comes_first_and_test_last() {
+        insta::assert_snapshot!(written_with(&diff(), true));
+        assert!(!written(&diff()).contains("Test: "));
+    }
+
+    #[test]
+    fn main_change_is_a_sentence() {
+        let of = |what: What, unit, values: [(u64, f64); 2]| {
+            let row = Row { outcome: Outcome::More, ..row("wq", what, "p99", "latency", unit, values) };
+            let changed = Diff { rows: vec![row], differ: 1, ..diff() };
+            written(&changed).lines().next().unwrap_or_default().to_owned()
+        };
+        let disk = || What::Culprit { kind: CauseKind::Disk, who: "vda".into() };
+        let delay = |values| of(disk(), Unit::NsPerSecond, values);
+        assert_eq!(
+            delay([(4, 1e6), (9, 3.1e6)]),
+            "b?.whylate waits because of disk vda, 3.10 times as long as a.whylate: 3.10ms/s, not 1.00ms/s."
+        );
+        assert_eq!(
+            delay([(4, 2e6), (9, 5e5)]),
+            "b?.whylate waits because of disk vda, 75 % less than a.whylate: 500us/s, not 2.00ms/s."
+        );
+        let gone = "a.whylate waits because of disk vda, and b?.whylate does not: 1.00ms/s.";
+        assert_eq!(delay([(4, 1e6), (0, 0.0)]), gone);
+        let late = What::Late { late: "work items, until a worker starts them".to_owned() };
+        assert_eq!(
+            of(late, Unit::PerHour, [(2, 120.0), (31, 1860.0)]),
+            "b?.whylate has work items over their limit, 15.5 times as many as a.whylate: 1860/h, not 120/h."
+        );
+        let stack = What::Stack { frames: "dd;read;-;io_schedule".to_owned() };
+        assert_eq!(
+            of(stack, Unit::Share, [(3, 0.004), (9, 0.012)]),
+            "b?.whylate waits in io_schedule of dd, 3.00 times as long as a.whylate: 1.20%, not 0.40%."
+        );
     }
 
     #[test]
@@ -296,8 +359,8 @@ mod tests {
         let nothing = Diff { rows: Vec::new(), differ: 0, not_compared: Vec::new(), ..diff() };
         insta::assert_snapshot!(written(&nothing));
         let few = Diff { test: Test { blocks_after: 3, ..nothing.test.clone() }, ..nothing };
-        assert!(written(&few).ends_with("longest snapshot.\n"), "{}", written(&few));
-        assert!(written(&few).contains("\nToo short to compare: "), "{}", written(&few));
+        assert!(written_with(&few, true).ends_with("longest snapshot.\n"), "{}", written_with(&few, true));
+        assert!(written(&few).starts_with("Too short to compare: "), "{}", written(&few));
     }
 
     #[test]

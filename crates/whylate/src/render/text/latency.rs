@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Renders sources that measure latencies by phase: histograms or a table, late events as they arrive, and the ranking
-//! of culprits.
+//! of culprits. Below a replay, where all events are there at once, the ranking comes first.
 
 use std::cmp::Reverse;
 use std::io::{self, Write};
@@ -11,8 +11,13 @@ use whylate_model::late::Thresholds;
 use whylate_model::units::{format_ns, printable};
 use whylate_model::{Card, Culprits, Histogram, LateEvent, Series, Snapshot};
 
+use crate::render::text::next::Next;
 use crate::render::text::table::Table;
-use crate::render::text::{Output, footer, histogram, why};
+use crate::render::text::{Output, footer, histogram, text_of, why};
+
+/// Maximum number of late events that are held back until the ranking is known. If there are more, they are printed as
+/// they arrive.
+const MAX_HELD: usize = 10_000;
 
 /// Parts of the output.
 #[derive(Clone, Copy, Debug)]
@@ -54,15 +59,29 @@ pub struct LatencyText<V> {
     zone: TimeZone,
     terminal_columns: Option<usize>,
     culprits: Culprits,
+    next: Next,
+    /// Late events that the ranking precedes.
+    held: Vec<LateEvent>,
+    /// Whether late events are held back.
+    holds: bool,
     /// Whether nothing was written yet.
     is_empty: bool,
 }
 
 impl<V: LatencyView> LatencyText<V> {
     /// Creates the output. Timestamps are in the system's time zone; tables fit the terminal, if there is one.
-    pub fn new(view: V, shown: LatencyOptions, terminal_columns: Option<usize>) -> Self {
-        let culprits = Culprits::by(shown.rank_by);
-        LatencyText { view, shown, zone: TimeZone::system(), terminal_columns, culprits, is_empty: true }
+    pub fn new(view: V, shown: LatencyOptions, terminal_columns: Option<usize>, next: Next) -> Self {
+        LatencyText {
+            view,
+            shown,
+            zone: TimeZone::system(),
+            terminal_columns,
+            culprits: Culprits::by(shown.rank_by),
+            holds: shown.lines_only && shown.thresholds.explain_ns.is_some() && matches!(next, Next::Replay(..)),
+            next,
+            held: Vec::new(),
+            is_empty: true,
+        }
     }
 
     #[cfg(test)]
@@ -70,24 +89,44 @@ impl<V: LatencyView> LatencyText<V> {
         LatencyText { zone: TimeZone::UTC, ..self }
     }
 
-    /// Writes the worst late events, if only those are printed, and the ranking of culprits.
+    /// Writes the ranking of culprits, the late events that it precedes, and the command to run next.
     fn write_why(&mut self, out: &mut dyn Write, snapshot: &Snapshot, threshold_ns: u64) -> io::Result<()> {
-        let (worst, words) = (&snapshot.late, self.view.card().words);
+        let words = self.view.card().words;
         self.culprits.add_unexplained(snapshot.unexplained);
         let ranking = self.culprits.take();
         if ranking.is_empty() {
-            return writeln!(out, "No {} {} {} or longer.", words.event, words.lasted, format_ns(threshold_ns));
+            writeln!(out, "No {} {} {} or longer.", words.event, words.lasted, format_ns(threshold_ns))?;
+            return self.write_held(out);
         }
+        if !self.is_empty {
+            writeln!(out)?;
+        }
+        why::write_ranking(out, &ranking, words)?;
+        self.write_held(out)?;
         if self.shown.thresholds.worst.is_some() {
-            if !self.is_empty {
-                writeln!(out)?;
-            }
-            writeln!(out, "Longest {}: {} of {}", words.latencies, worst.len(), ranking.events)?;
+            let worst = &snapshot.late;
+            writeln!(out, "\nLongest {}: {} of {}", words.latencies, worst.len(), ranking.events)?;
             self.view.write_late_heading(out, self.shown.is_verbose)?;
             worst.iter().try_for_each(|event| self.write_late(out, event))?;
         }
+        if self.shown.lines_only {
+            writeln!(out, "\nNEXT")?;
+            let next = self.next.lines(self.view.card(), &ranking);
+            next.iter().try_for_each(|line| writeln!(out, "  {line}"))?;
+        }
+        Ok(())
+    }
+
+    /// Writes the late events that were held back, longest first.
+    fn write_held(&mut self, out: &mut dyn Write) -> io::Result<()> {
+        let mut held = std::mem::take(&mut self.held);
+        if held.is_empty() {
+            return Ok(());
+        }
+        held.sort_by_key(|event| Reverse(event.latency_ns));
         writeln!(out)?;
-        why::write_ranking(out, &ranking, words)
+        self.view.write_late_heading(out, self.shown.is_verbose)?;
+        held.iter().try_for_each(|event| self.write_late(out, event))
     }
 
     fn write_late(&self, out: &mut dyn Write, event: &LateEvent) -> io::Result<()> {
@@ -122,15 +161,26 @@ impl<V: LatencyView> Output for LatencyText<V> {
         // With --worst, the longest are printed below a heading of their own.
         let Thresholds { show_ns, explain_ns, worst } = self.shown.thresholds;
         let has_lines = show_ns.is_some() || explain_ns.is_some() && worst.is_none();
-        self.is_empty = !has_lines;
-        if has_lines { self.view.write_late_heading(out, self.shown.is_verbose) } else { Ok(()) }
+        self.is_empty = !has_lines || self.holds;
+        if self.is_empty { Ok(()) } else { self.view.write_late_heading(out, self.shown.is_verbose) }
     }
 
     fn late(&mut self, out: &mut dyn Write, event: &LateEvent) -> io::Result<()> {
         self.culprits.add(self.view.card(), event);
-        let comes_later = self.shown.thresholds.worst.is_some() && !event.causes.is_empty();
-        self.is_empty &= comes_later;
-        if comes_later { Ok(()) } else { self.write_late(out, event) }
+        if self.shown.thresholds.worst.is_some() && !event.causes.is_empty() {
+            return Ok(());
+        }
+        if self.holds && self.held.len() < MAX_HELD {
+            self.held.push(event.clone());
+            return Ok(());
+        }
+        if std::mem::take(&mut self.holds) {
+            self.view.write_late_heading(out, self.shown.is_verbose)?;
+            let held = std::mem::take(&mut self.held);
+            held.iter().try_for_each(|event| self.write_late(out, event))?;
+        }
+        self.is_empty = false;
+        self.write_late(out, event)
     }
 
     fn snapshot(&mut self, out: &mut dyn Write, snapshot: Snapshot) -> io::Result<()> {
@@ -147,13 +197,24 @@ impl<V: LatencyView> Output for LatencyText<V> {
                 None => self.write_histograms(out, &snapshot)?,
             }
         }
-        footer::write(out, &snapshot, self.shown.is_verbose)
+        let footer = text_of(|out| footer::write(out, &snapshot, self.shown.is_verbose));
+        if self.shown.lines_only && !footer.is_empty() {
+            writeln!(out)?;
+        }
+        out.write_all(footer.as_bytes())
     }
 }
 
 /// Returns the cells below MEAN, P50, P99 and MAX.
 pub fn figures(latency: &Histogram) -> [String; 4] {
     [latency.mean_ns(), latency.quantile_ns(0.5), latency.quantile_ns(0.99), latency.max_ns()].map(format_ns)
+}
+
+/// Returns which of the columns P99 and MAX have a latency over the limit of the source. `mean` is the column of MEAN.
+pub fn late_figures(latency: &Histogram, card: &Card, mean: usize) -> Vec<usize> {
+    let figures = [(mean + 2, latency.quantile_ns(0.99)), (mean + 3, latency.max_ns())];
+    let late = figures.into_iter().filter(|(_, ns)| *ns >= card.judged.late_from_ns);
+    late.map(|(column, _)| column).collect()
 }
 
 /// Minimum share of an event's latency for a phase without a column to be named.
@@ -172,4 +233,86 @@ pub fn other_phases(event: &LateEvent, names: &[&str]) -> String {
 /// Sorts rows by a figure, largest first; equal rows stay in the order of their names.
 pub fn sort_rows(rows: &mut [Series], figure: impl Fn(&Series) -> u64) {
     rows.sort_by_key(|series| Reverse(figure(series)));
+}
+
+#[cfg(test)]
+mod tests {
+    use whylate_model::sources::WQ;
+    use whylate_model::{Cause, CauseKind};
+
+    use super::*;
+    use crate::render::text::whole_output;
+    use crate::store::late_buffer::Keep;
+
+    struct View;
+
+    impl LatencyView for View {
+        fn card(&self) -> &'static Card {
+            &WQ
+        }
+
+        fn title(&self) -> String {
+            String::new()
+        }
+
+        fn write_late_heading(&self, out: &mut dyn Write) -> io::Result<()> {
+            writeln!(out, "HEADING")
+        }
+
+        fn write_late(&self, out: &mut dyn Write, event: &LateEvent, _: &TimeZone) -> io::Result<()> {
+            writeln!(out, "event of {}", event.latency_ns)
+        }
+
+        fn table(&self, _: &Snapshot) -> Option<Table> {
+            None
+        }
+
+        fn histograms(&self, _: &Snapshot) -> Vec<(String, Series)> {
+            Vec::new()
+        }
+
+        fn has_phases(&self) -> bool {
+            false
+        }
+    }
+
+    fn written(next: Next, latencies_ns: impl Iterator<Item = u64>) -> String {
+        let thresholds = Thresholds { explain_ns: Some(1), ..Thresholds::default() };
+        let shown = LatencyOptions { thresholds, rank_by: By::Culprit, lines_only: true };
+        let late = latencies_ns.map(|latency_ns| {
+            let causes = vec![Cause::new(CauseKind::Work, "hog", latency_ns)];
+            LateEvent { latency_ns, causes, ..LateEvent::default() }
+        });
+        let mut text = LatencyText::new(View, shown, None, next).in_utc();
+        whole_output(&mut text, Keep::Nothing, late.collect(), Snapshot::new("wq", "fentry", "host", 0))
+    }
+
+    fn replay() -> Next {
+        Next::Replay("whylate replay a.whylate".to_owned(), Vec::new())
+    }
+
+    #[test]
+    fn ranking_leads_below_a_replay() {
+        let ranking = "2 late items waited 12ns in total. Who caused it:\n    100.0%  hog delayed 2 items of 1 handler \
+                       by 12ns in total, worst 9ns\n";
+        let what = "  # work items, until a worker starts them";
+        let live = written(Next::Live(|_| None), [3, 9].into_iter());
+        assert_eq!(
+            live,
+            format!("HEADING\nevent of 3\nevent of 9\n\n{ranking}\nNEXT\n{what}\n  whylate wq --table -d 10s\n")
+        );
+        let replayed = written(replay(), [3, 9].into_iter());
+        let next = "whylate replay a.whylate wq --table";
+        assert_eq!(replayed, format!("{ranking}\nHEADING\nevent of 9\nevent of 3\n\nNEXT\n{what}\n  {next}\n"));
+        assert_eq!(written(replay(), [].into_iter()), "No item waited 1ns or longer.\n");
+    }
+
+    #[test]
+    fn more_events_than_can_be_held_are_written_as_they_arrive() {
+        let all = written(replay(), 1..=MAX_HELD as u64 + 2);
+        let lines: Vec<&str> = all.lines().take(MAX_HELD + 3).collect();
+        let expected: Vec<String> = (1..=MAX_HELD + 2).map(|ns| format!("event of {ns}")).collect();
+        assert_eq!((lines[0], &lines[1..]), ("HEADING", &expected.iter().map(String::as_str).collect::<Vec<_>>()[..]));
+        assert_eq!(all.matches("HEADING").count(), 1);
+    }
 }

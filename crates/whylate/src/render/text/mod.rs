@@ -11,6 +11,7 @@ pub mod histogram;
 pub mod irqsoff;
 pub mod latency;
 pub mod lost;
+pub mod next;
 pub mod offcpu;
 pub mod overview;
 pub mod pad;

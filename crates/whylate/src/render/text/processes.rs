@@ -131,6 +131,7 @@ mod tests {
     use whylate_model::path::members::Births;
 
     use super::*;
+    use crate::render::text::screens_of;
 
     fn part(ms: u64, kind: CauseKind, who: &str) -> PathSegment {
         PathSegment { ns: ms * 1_000_000, kind, who: who.parse().expect("any text"), ..PathSegment::default() }
@@ -184,6 +185,19 @@ mod tests {
             6.00ms        0ns        0ns      ld:9
                0ns     1.00ms        0ns  interrupts, steal, unknown
         ");
+    }
+
+    #[test]
+    fn tree_on_a_terminal() {
+        // A chain of processes is as wide as it is deep.
+        let births: Vec<RunSlice> =
+            (0..12).map(|number| born(1 + u64::from(number), 5 + number, 4 + number, false)).collect();
+        let births = [&[born(1, 5, 1, false)], &births[1..]].concat();
+        let path = (5_u32..17)
+            .map(|tid| part(u64::from(tid), CauseKind::Running, &format!("a-process-of-15:{tid}")))
+            .collect();
+        let text = written(path, false, &births);
+        insta::assert_snapshot!(screens_of(|out, _| write!(out, "{text}")));
     }
 
     /// The lock's holder sleeps when the wait begins, and is no member.

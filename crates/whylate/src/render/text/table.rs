@@ -14,8 +14,10 @@ use crate::render::color;
 enum Align {
     /// Names.
     Left,
-    /// Names that are worth half of the terminal.
+    /// Names that are worth half of a terminal, up to `MAX_WIDE` columns.
     Wide,
+    /// Sentences, which are shown whole or not at all.
+    Whole,
     /// Figures.
     Right,
 }
@@ -33,12 +35,13 @@ pub struct Table {
 
 impl Table {
     /// Creates a table without rows. Commas separate the headings; `<` marks columns of names, which are left-aligned,
-    /// and `<<` a column of names for half of a terminal.
+    /// `<<` a column of names for half of a terminal, and `<=` a column of sentences, which are not cut.
     pub fn new(columns: &str) -> Self {
         let columns = columns.split(',').map(str::trim).map(|column| match column.strip_prefix('<') {
-            Some(names) => match names.strip_prefix('<') {
-                Some(names) => (names.to_owned(), Align::Wide),
-                None => (names.to_owned(), Align::Left),
+            Some(names) => match (names.strip_prefix('<'), names.strip_prefix('=')) {
+                (Some(names), _) => (names.to_owned(), Align::Wide),
+                (_, Some(sentences)) => (sentences.to_owned(), Align::Whole),
+                (None, None) => (names.to_owned(), Align::Left),
             },
             None => (column.to_owned(), Align::Right),
         });
@@ -56,6 +59,21 @@ impl Table {
         self.hidden_first.retain(|column| !hidden_first.contains(column));
         hidden_first.append(&mut self.hidden_first);
         Table { hidden_first, ..self }
+    }
+
+    /// Leaves out the columns that have no text in any row, except the first two.
+    pub fn without_empty_columns(mut self) -> Self {
+        let has_text =
+            |column: &usize| self.rows.iter().any(|row| row.get(*column).is_some_and(|cell| !cell.is_empty()));
+        let kept: Vec<usize> =
+            (0..self.columns.len()).filter(|column| *column < KEY_COLUMNS || has_text(column)).collect();
+        let place = |column: &usize| kept.iter().position(|one| one == column);
+        self.hidden_first = self.hidden_first.iter().filter_map(place).collect();
+        self.late = self.late.iter().filter_map(|(row, column)| Some((*row, place(column)?))).collect();
+        self.columns = kept.iter().map(|&column| self.columns[column].clone()).collect();
+        let cells = |row: &Vec<String>| kept.iter().filter_map(|&column| row.get(column).cloned()).collect();
+        self.rows = self.rows.iter().map(cells).collect();
+        self
     }
 
     /// Adds a row; cells beyond the last column are ignored.
@@ -91,7 +109,7 @@ impl Table {
                 // One long cell does not make all rows long.
                 let width = width.min(MAX_PADDING);
                 let padded = match align {
-                    Align::Left | Align::Wide => Left(&cell, width).to_string(),
+                    Align::Left | Align::Wide | Align::Whole => Left(&cell, width).to_string(),
                     Align::Right => Right(&cell, width).to_string(),
                 };
                 let is_late = number > 0 && self.late.contains(&(number - 1, index));
@@ -125,12 +143,13 @@ impl Table {
                 cells.max().unwrap_or(0).max(name.chars().count())
             })
             .collect();
-        let is_name = |index: usize| self.columns[index].1 != Align::Right;
-        let is_wide = |index: usize| index < KEY_COLUMNS || self.columns[index].1 == Align::Wide;
-        let least = |index: usize| match is_name(index) {
-            true if is_wide(index) => natural[index].min((columns / 2).max(MIN_NAME_WIDTH)),
-            true => natural[index].min(MIN_NAME_WIDTH),
-            false => natural[index],
+        let is_name = |index: usize| matches!(self.columns[index].1, Align::Left | Align::Wide);
+        let half = (columns / 2).max(MIN_NAME_WIDTH);
+        let least = |index: usize| match self.columns[index].1 {
+            Align::Left | Align::Wide if index < KEY_COLUMNS => natural[index].min(half),
+            Align::Left => natural[index].min(MIN_NAME_WIDTH),
+            Align::Wide => natural[index].min(half.min(MAX_WIDE)),
+            Align::Whole | Align::Right => natural[index],
         };
         // Of the columns beyond the first, the most important ones that fit are shown.
         let mut hidden: BTreeSet<usize> = self.hidden_first.iter().copied().collect();
@@ -163,6 +182,8 @@ impl Table {
     }
 }
 
+/// Width that a column of wide names keeps on a terminal of any width.
+const MAX_WIDE: usize = 50;
 /// Maximum width that a cell is padded to.
 const MAX_PADDING: usize = 300;
 /// Number of columns at the left that are never hidden. Their names are whole up to half of the terminal.
@@ -240,6 +261,24 @@ mod tests {
         );
         let text = text_of(|out| table.write(out, Some(40)));
         assert!(text.lines().all(|line| line.len() <= 40) && text.contains(".."), "{text}");
+    }
+
+    #[test]
+    fn empty_columns_are_left_out_and_sentences_are_not_cut() {
+        let mut table = Table::new("SHARE, <CLASS, TID, AGE, <<WHERE, <=RULE").hiding_first("TID, AGE, RULE");
+        let place = "a_function_with_a_name_of_45_characters_at_all";
+        let cells = ["1.0%", "lock", "", "5.00us", place, "waits in a function that waits"];
+        table.late_row(cells.map(str::to_owned).to_vec(), &[3]);
+        let table = table.without_empty_columns();
+        let at = |columns| text_of(|out| table.write(out, Some(columns)));
+        let shown = at(100);
+        assert!(shown.contains("  AGE  ") || shown.contains("     AGE  "), "{shown}");
+        assert!(shown.contains(place) && shown.contains(cells[5]) && !shown.contains("TID"), "{shown}");
+        // The age gives way to the sentence, and the sentence to half of the terminal for the name.
+        let shown = at(92);
+        assert!(shown.contains(cells[5]) && shown.ends_with("(too narrow for: AGE)\n"), "{shown}");
+        let shown = at(64);
+        assert!(shown.contains("a_function_with_a_n") && shown.ends_with("(too narrow for: RULE)\n"), "{shown}");
     }
 
     #[test]

@@ -16,7 +16,7 @@ const FRAMES: usize = 8;
 /// Maximum number of culprits with a line of their own.
 const CULPRITS: usize = 10;
 
-/// Causes below this share of the latency are merged into one line, if there are several.
+/// Causes and culprits below this share of the latency are merged into one line, if there are several.
 const SMALL_PERCENT: f64 = 0.5;
 
 /// Writes the causes of a late event, largest first, with their stacks.
@@ -49,7 +49,7 @@ pub fn write_causes(out: &mut dyn Write, event: &LateEvent) -> io::Result<()> {
     Ok(())
 }
 
-/// Writes a line per culprit, largest total delay first, then the unknown rest.
+/// Writes a line per culprit, largest total delay first, then one for the small ones, and the unknown rest.
 pub fn write_ranking(out: &mut dyn Write, ranking: &Ranking, words: EventWords) -> io::Result<()> {
     let waited = format_ns(ranking.latency_ns);
     let total = format!("{} {} {waited} in total.", counted(ranking.events, words.late), words.lasted);
@@ -60,20 +60,30 @@ pub fn write_ranking(out: &mut dyn Write, ranking: &Ranking, words: EventWords) 
         None => writeln!(out, "{total} Who caused it:")?,
     }
     let mut line = |ns: u64, text: String| writeln!(out, "    {:>5.1}%  {text}", percent(ns, ranking.latency_ns));
-    let known = || ranking.culprits.iter().filter(|culprit| culprit.kind != CauseKind::Unknown);
-    for culprit in known().take(CULPRITS) {
-        line(culprit.total_ns, sentence(culprit, words))?;
-    }
+    let is_small = |ns: u64| percent(ns, ranking.latency_ns) < SMALL_PERCENT;
+    let known: Vec<&Culprit> = ranking.culprits.iter().filter(|of| of.kind != CauseKind::Unknown).collect();
+    let shown = known.iter().take(CULPRITS).take_while(|culprit| !is_small(culprit.total_ns)).count();
+    let unknown = &ranking.unknown;
+    let has_small_rest = unknown.events > 0 && is_small(unknown.total_ns);
+    // A single small one takes no more room than its sum.
+    let is_alone = known.len() == shown + 1 && shown < CULPRITS && !has_small_rest;
+    let shown = if is_alone { known.len() } else { shown };
+    let (shown, others) = known.split_at(shown);
+    shown.iter().try_for_each(|culprit| line(culprit.total_ns, sentence(culprit, words)))?;
     let beyond_ns = ranking.culprits.iter().filter(|culprit| culprit.who == BEYOND).map(|culprit| culprit.total_ns);
     let beyond_ns: u64 = beyond_ns.sum();
-    let others_ns = beyond_ns + known().skip(CULPRITS).map(|culprit| culprit.total_ns).sum::<u64>();
+    let others_ns = beyond_ns + others.iter().map(|culprit| culprit.total_ns).sum::<u64>();
+    let merges_unknown = has_small_rest && others_ns > 0;
     if others_ns > 0 {
         let more = if beyond_ns > 0 { "more than " } else { "" };
-        let others = counted(known().skip(CULPRITS).count() as u64, "other");
-        line(others_ns, format!("{more}{others}: {} in total", format_ns(others_ns)))?;
+        let others = counted(others.len() as u64, "other");
+        let (ns, of_it) = match merges_unknown {
+            true => (others_ns + unknown.total_ns, format!(", {} of it unknown", format_ns(unknown.total_ns))),
+            false => (others_ns, String::new()),
+        };
+        line(ns, format!("{more}{others}: {} in total{of_it}", format_ns(ns)))?;
     }
-    let unknown = &ranking.unknown;
-    if unknown.events > 0 {
+    if unknown.events > 0 && !merges_unknown {
         let items = counted(unknown.events, words.event);
         line(unknown.total_ns, format!("unknown: {items}, {} in total", format_ns(unknown.total_ns)))?;
     }

@@ -12,7 +12,7 @@ use whylate_model::units::format_ns;
 use whylate_model::{Card, LateEvent, Series, Snapshot};
 
 use self::shape::{Key, Shape, Sort};
-use crate::render::text::latency::{LatencyText, LatencyView, figures, sort_rows};
+use crate::render::text::latency::{LatencyText, LatencyView, figures, late_figures, sort_rows};
 use crate::render::text::table::Table;
 
 pub type BlockText<'a> = LatencyText<&'a Shape>;
@@ -96,13 +96,14 @@ fn table_of(snapshot: &Snapshot, labels: &[&str], sort: Sort) -> Table {
         cells.push(latency.count().to_string());
         cells.push(format!("{:.1}", rate(latency.count() as f64)));
         cells.push(format!("{:.1}", rate(series.value("bytes")) / 1e6));
+        let late = late_figures(latency, &BLOCK, cells.len());
         cells.extend(figures(latency));
         let phases = ["throttled", "queued", "device", "completion"];
         cells.extend(phases.map(|phase| format_ns(series.histogram(phase).mean_ns())));
         // Little's law: the mean number of requests is the arrival rate times the mean latency.
         let depth = if snapshot.duration_ns > 0 { latency.sum_ns() as f64 / snapshot.duration_ns as f64 } else { 0.0 };
         cells.push(format!("{depth:.1}"));
-        table.row(cells);
+        table.late_row(cells, &late);
     }
     table
 }
@@ -114,7 +115,9 @@ mod tests {
     use whylate_model::{Cause, CauseKind, Histogram};
 
     use super::*;
+    use crate::render::color::tests::colored;
     use crate::render::text::latency::LatencyOptions;
+    use crate::render::text::next::Next;
     use crate::render::text::{Output as _, text_of, whole_output};
     use crate::store::late_buffer::Keep;
 
@@ -155,7 +158,7 @@ mod tests {
     fn text<'a>(shape: &'a Shape, explain_ns: Option<u64>, lines_only: bool) -> BlockText<'a> {
         let thresholds = Thresholds { explain_ns, ..Thresholds::default() };
         let shown = LatencyOptions { thresholds, rank_by: By::Culprit, lines_only, is_verbose: false };
-        BlockText::new(shape, shown, None).in_utc()
+        BlockText::new(shape, shown, None, Next::Live(|_| None)).in_utc()
     }
 
     fn written(output: &mut BlockText<'_>, snapshot: Snapshot) -> String {
@@ -166,6 +169,14 @@ mod tests {
     fn a_row_per_device_and_operation() {
         let shape = shape("--table");
         insta::assert_snapshot!(written(&mut text(&shape, None, false), snapshot()));
+    }
+
+    #[test]
+    fn only_latencies_over_the_limit_are_colored() {
+        let (shape, mut snapshot) = (shape("--table"), snapshot());
+        snapshot.series.push(series("vdb", "read", &[10_000, 120_000_000]));
+        let colored = colored(|| written(&mut text(&shape, None, false), snapshot));
+        assert_eq!(colored, ["120ms", "120ms"]);
     }
 
     #[test]

@@ -9,6 +9,7 @@ use std::io::{self, Write};
 
 use jiff::tz::TimeZone;
 use whylate_model::irqsoff::{NO_RESCHEDULE_POINT, advice};
+use whylate_model::sources::IRQSOFF;
 use whylate_model::units::{format_ns, printable};
 use whylate_model::{CauseKind, Histogram, LateEvent, Series, Snapshot, TopN};
 
@@ -168,7 +169,10 @@ fn table_of(rows: &[&Series]) -> Table {
         let length = length(series);
         let total_ns = u64::try_from(length.sum_ns()).unwrap_or(u64::MAX);
         let share = series.value("share") * 100.0;
-        table.row(vec![
+        let is_late = |ns: u64| ns >= IRQSOFF.judged.late_from_ns;
+        let figures = [(2, length.max_ns()), (4, length.quantile_ns(0.99))];
+        let late: Vec<usize> = figures.into_iter().filter(|(_, ns)| is_late(*ns)).map(|(column, _)| column).collect();
+        let cells = vec![
             line::kind(&series.labels),
             length.count().to_string(),
             format_ns(length.max_ns()),
@@ -177,7 +181,8 @@ fn table_of(rows: &[&Series]) -> Table {
             format_ns(total_ns),
             format!("{share:.2}%"),
             line::who(&series.labels),
-        ]);
+        ];
+        table.late_row(cells, &late);
     }
     table
 }
@@ -203,6 +208,7 @@ mod tests {
     use super::*;
     use crate::cli::irqsoff::Arguments;
     use crate::cli::parsed;
+    use crate::render::color::tests::colored;
     use crate::render::json::JsonLines;
     use crate::render::text::whole_output;
 
@@ -293,6 +299,11 @@ mod tests {
     #[test]
     fn causes() {
         insta::assert_snapshot!(printed("--why 5ms"));
+    }
+
+    #[test]
+    fn only_lengths_over_the_limit_are_colored() {
+        assert_eq!(colored(|| printed("")), ["11.0ms", "11.0ms"]);
     }
 
     #[test]

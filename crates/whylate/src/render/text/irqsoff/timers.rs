@@ -82,7 +82,7 @@ fn table_of(rows: &[&Series]) -> Table {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::render::text::whole_output;
+    use crate::render::text::{screens_of, whole_output};
     use crate::store::late_buffer::Keep;
 
     #[test]
@@ -104,6 +104,8 @@ mod tests {
             series("tcp_pace_kick", "soft", &[8_000], &[("overruns", 0.0)]),
         ];
         let mut text = TimerText::new(false, false, None);
-        insta::assert_snapshot!(whole_output(&mut text, Keep::Nothing, Vec::new(), snapshot));
+        insta::assert_snapshot!(whole_output(&mut text, Keep::Nothing, Vec::new(), snapshot.clone()));
+        let screen = |out: &mut dyn Write, columns| TimerText::new(false, false, columns).snapshot(out, snapshot.clone());
+        insta::assert_snapshot!("timers_on_a_terminal", screens_of(screen));
     }
 }

@@ -63,7 +63,7 @@ impl Difference {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::render::text::text_of;
+    use crate::render::text::{screens_of, text_of};
 
     fn lines(lines: &[&str]) -> Vec<String> {
         lines.iter().map(|line| (*line).to_owned()).collect()
@@ -74,6 +74,15 @@ mod tests {
         let difference = Difference::between(&lines(&["a;b 10", "a;c 10"]), &lines(&["a;b 3000", "a;d 1000"]));
         assert_eq!(difference.lines(), ["a;b 500000 750000", "a;c 500000 0", "a;d 0 250000"]);
         insta::assert_snapshot!(text_of(|out| difference.table().write(out, None)));
+    }
+
+    #[test]
+    fn stack_gives_way_on_a_narrow_terminal() {
+        let stack =
+            "postgres;main;PostmasterMain;BackendRun;exec_simple_query;CommitTransaction;XLogFlush;-;futex_do_wait";
+        let (one, other) = (format!("{stack} 10"), format!("{stack};reclaim_throttle 3"));
+        let difference = Difference::between(&lines(&[&one]), &lines(&[&one, &other]));
+        insta::assert_snapshot!(screens_of(|out, columns| difference.table().write(out, columns)));
     }
 
     #[test]

@@ -12,11 +12,11 @@ use super::{on_cpu, percent, sets_idle_kernel_threads_apart};
 use crate::render::text::table::Table;
 
 /// Grouping of stacks.
-#[derive(PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Default, PartialEq, Eq, PartialOrd, Ord)]
 struct Key {
-    /// Sorts idle kernel threads last.
+    /// Whether the row is that of all idle kernel threads, which is last.
     is_idle_kernel_thread: bool,
-    /// Process, thread and TID.
+    /// Process, thread and TID; empty for idle kernel threads, like what follows.
     who: [String; 3],
     state: String,
     class: Option<WaitClass>,
@@ -33,52 +33,70 @@ struct Row {
     age: Histogram,
     /// Call sites of the threads.
     places: BTreeSet<String>,
+    /// Names and PIDs of idle kernel threads.
+    idle: BTreeSet<[String; 2]>,
     rule: String,
 }
 
-/// Returns the table, widest row first, idle kernel threads last. Shares are of the off-CPU time. With a threshold,
-/// only threads that have waited that long and are not idle by design, those in uninterruptible sleep first.
+impl Row {
+    /// Renders where the threads wait.
+    fn place(&self) -> String {
+        match (self.idle.len(), self.places.len()) {
+            (0, 2..) => format!("({} places)", self.places.len()),
+            (0, _) => self.places.iter().cloned().collect(),
+            (1, _) => "(1 idle kernel thread)".to_owned(),
+            (threads, _) => format!("({threads} idle kernel threads)"),
+        }
+    }
+}
+
+/// Returns the name of a class in a narrow column.
+fn short(class: WaitClass) -> &'static str {
+    match class {
+        WaitClass::Cpu => "CPU",
+        WaitClass::Idle => "idle",
+        WaitClass::Throttled => "throttled",
+        class => class.words(),
+    }
+}
+
+/// Returns the table, widest row first, and a row for all idle kernel threads at the end. Shares are of the off-CPU
+/// time. With a threshold, only threads that have waited that long and are not idle by design, those in uninterruptible
+/// sleep first.
 pub fn table(snapshot: &Snapshot, hide_idle: bool, blocked_ns: Option<u64>) -> Table {
     let has_wakers = snapshot.stacks.iter().any(|stack| stack.waker.is_some());
     let waker = if has_wakers { ", <WOKEN BY" } else { "" };
     // A share or a sum of time says nothing about threads that wait now.
-    let (share, waits) = if blocked_ns.is_some() { ("", "") } else { ("SHARE, TIME, ", "WAITS, ") };
-    let columns =
-        format!("{share}<S, <CLASS, <PROCESS, <THREAD, TID, {waits}THREADS, AGE-P50, AGE-MAX, <WHERE{waker}, <RULE");
+    let first = if blocked_ns.is_some() { "<S, <CLASS" } else { "SHARE, <CLASS, TIME, <S" };
+    let waits = if blocked_ns.is_some() { "" } else { "WAITS, " };
+    let columns = format!("{first}, <PROCESS, <THREAD, TID, {waits}THREADS, AGE-P50, AGE-MAX, <<WHERE{waker}, <=RULE");
     let table = Table::new(&columns);
-    let mut table = table.hiding_first("RULE, TID, AGE-P50, WAITS, THREADS, S, THREAD, AGE-MAX");
+    let mut table = table.hiding_first("AGE-P50, TID, WAITS, THREADS, S, THREAD, AGE-MAX, RULE, TIME");
     // Not every backend counts waits.
     let has_waits = snapshot.stacks.iter().any(|stack| stack.waits > 0);
     let whole_ns: u64 = waiting(snapshot, hide_idle).map(|stack| stack.weight_ns).sum();
     for (key, row) in rows(snapshot, hide_idle, blocked_ns) {
         let age = |ns: u64| if row.age.is_empty() { String::new() } else { format_ns(ns) };
         let is_on_cpu = key.class == Some(WaitClass::OnCpu);
+        let place = row.place();
         let [process, thread, tid] = key.who;
+        let class = key.class.map_or("", short).to_owned();
         let mut cells = match blocked_ns {
-            Some(_) => Vec::new(),
-            None if is_on_cpu => vec!["-".to_owned(), format_ns(row.weight_ns)],
-            None => vec![percent(row.weight_ns, whole_ns), format_ns(row.weight_ns)],
+            Some(_) => vec![key.state, class],
+            None if is_on_cpu => vec!["-".to_owned(), class, format_ns(row.weight_ns), key.state],
+            None => vec![percent(row.weight_ns, whole_ns), class, format_ns(row.weight_ns), key.state],
         };
-        cells.extend([key.state, key.class.map_or("", WaitClass::words).to_owned(), process, thread, tid]);
-        let waits = if has_waits { row.waits.to_string() } else { "-".to_owned() };
+        cells.extend([process, thread, tid]);
+        let waits = if has_waits { row.waits.to_string() } else { String::new() };
         cells.extend(blocked_ns.is_none().then_some(waits));
-        cells.extend([
-            row.age.count().to_string(),
-            age(row.age.quantile_ns(0.5)),
-            age(row.age.max_ns()),
-            if row.places.len() > 1 {
-                format!("({} places)", row.places.len())
-            } else {
-                row.places.into_iter().collect()
-            },
-            row.rule,
-        ]);
+        let threads = if row.age.is_empty() { String::new() } else { row.age.count().to_string() };
+        cells.extend([threads, age(row.age.quantile_ns(0.5)), age(row.age.max_ns()), place, row.rule]);
         if has_wakers {
             cells.insert(cells.len() - 1, key.woken_by);
         }
         table.row(cells);
     }
-    table
+    table.without_empty_columns()
 }
 
 /// Returns the rows, sorted.
@@ -92,16 +110,23 @@ fn rows(snapshot: &Snapshot, hide_idle: bool, blocked_ns: Option<u64>) -> Vec<(K
         }
         let label = |name: &str| stack.labels.get(name).cloned().unwrap_or_default();
         let place = place(&stack.user, &stack.kernel);
-        let key = Key {
-            is_idle_kernel_thread: apart && is_idle_kernel_thread(stack),
-            who: [label("process"), label("thread"), label("tid")],
-            state: stack.state.clone(),
-            class: stack.wait.as_ref().map(|wait| wait.class),
-            place: runnable(stack).is_none().then(|| place.clone()),
-            woken_by: stack.waker.as_ref().map_or_else(String::new, woken_by),
+        let class = stack.wait.as_ref().map(|wait| wait.class);
+        let is_idle_kernel_thread = apart && is_idle_kernel_thread(stack);
+        let key = match is_idle_kernel_thread {
+            true => Key { is_idle_kernel_thread, class, ..Key::default() },
+            false => Key {
+                is_idle_kernel_thread,
+                who: [label("process"), label("thread"), label("tid")],
+                state: stack.state.clone(),
+                class,
+                place: runnable(stack).is_none().then(|| place.clone()),
+                woken_by: stack.waker.as_ref().map_or_else(String::new, woken_by),
+            },
         };
         let row = rows.entry(key).or_default();
-        if row.places.is_empty() {
+        if is_idle_kernel_thread {
+            row.idle.insert([label("process"), label("pid")]);
+        } else if row.places.is_empty() {
             row.rule = stack.wait.as_ref().map_or_else(String::new, |wait| wait.rule.clone());
         }
         row.places.insert(place);
@@ -163,8 +188,9 @@ mod tests {
         let lines: Vec<&str> = text.lines().collect();
         let service: Vec<&&str> = lines.iter().filter(|line| line.contains("service")).collect();
         assert_eq!(service.len(), 4, "{text}");
-        assert!(service.iter().any(|line| line.contains("throttled by cgroup") && line.contains("(30 places)")));
-        assert!(lines[lines.len() - 150..].iter().all(|line| line.contains("kworker")), "{text}");
+        assert!(service.iter().any(|line| line.contains("throttled") && line.contains("(30 places)")));
+        assert!(lines.last().is_some_and(|line| line.ends_with("  (150 idle kernel threads)")), "{text}");
+        assert!(!text.contains("kworker") && !text.contains("TID"), "{text}");
         insta::assert_snapshot!(lines[..6].join("\n"));
     }
 

@@ -1,16 +1,20 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Renders where threads wait as a tree, widest branch first.
+//! Renders what threads wait for as a table, and where they wait as a tree, widest branch first: in each process the
+//! functions that wait, and their callers.
 
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::io::{self, Write};
 
-use whylate_model::Snapshot;
 use whylate_model::folded::{Frame, Kind, Root, is_idle_kernel_thread, waiting};
 use whylate_model::tree::{Node, Sums};
 use whylate_model::units::format_ns;
+use whylate_model::{Snapshot, WaitClass};
 
 use super::{on_cpu, percent, sets_idle_kernel_threads_apart, summary};
 use crate::render::text::fit::without_middle;
 use crate::render::text::pad::Spaces;
+use crate::render::text::table::Table;
 
 /// Branches below this percentage are merged.
 const NARROWEST_PERCENT: u64 = 1;
@@ -19,15 +23,20 @@ const COVERED_PERCENT: u64 = 90;
 /// Processes with this percentage of the on-CPU time are shown too.
 const BUSY_PERCENT: u64 = 10;
 
-/// Stands for frames that are left out.
-const CUT: &str = " > .. > ";
+/// Separates a process or a cgroup from what is in it.
+const OWNER: &str = " > ";
+/// Separates a function from its caller.
+const CALLER: &str = " < ";
+/// Stands for callers that are left out.
+const CUT: &str = " < .. < ";
+const MORE: &str = " < ...";
 /// Minimum width of the frames of a line, and of those beside the class of the wait alone.
 const MIN_FRAMES_WIDTH: usize = 32;
 /// Minimum width of two shortened names.
 const MIN_TWO_NAMES: usize = 20;
 const MIN_BESIDE_CLASS: usize = 10;
 
-/// Writes the tree. Frames that have only one caller and one callee share a line.
+/// Writes the classes of waits, and the tree. A function and its only caller share a line.
 pub fn write(
     out: &mut dyn Write,
     snapshot: &Snapshot,
@@ -36,8 +45,32 @@ pub fn write(
     columns: Option<usize>,
 ) -> io::Result<()> {
     writeln!(out, "{}\n", summary(snapshot, hide_idle))?;
+    classes(snapshot, hide_idle).write(out, columns)?;
+    writeln!(out)?;
     let layout = Layout::new(snapshot, root, hide_idle);
     layout.lines.iter().try_for_each(|line| writeln!(out, "{}", line.shown(layout.whole_ns, columns)))
+}
+
+/// Returns the table of what threads wait for, most of the time first, and waits that are idle by design last.
+fn classes(snapshot: &Snapshot, hide_idle: bool) -> Table {
+    let mut by_class: BTreeMap<Option<WaitClass>, (u64, u64)> = BTreeMap::new();
+    for stack in waiting(snapshot, hide_idle) {
+        let sum = by_class.entry(stack.wait.as_ref().map(|wait| wait.class)).or_default();
+        *sum = (sum.0 + stack.weight_ns, sum.1 + stack.waits);
+    }
+    let whole_ns = by_class.values().map(|(ns, _)| ns).sum();
+    let mut rows: Vec<_> = by_class.into_iter().filter(|(_, (ns, _))| *ns > 0).collect();
+    rows.sort_by_key(|&(class, (ns, _))| (class == Some(WaitClass::Idle), Reverse(ns)));
+    // Not every backend counts waits.
+    let has_waits = rows.iter().any(|(_, (_, waits))| *waits > 0);
+    let mut table = Table::new(if has_waits { "<WAIT, SHARE, TIME, WAITS" } else { "<WAIT, SHARE, TIME" });
+    for (class, (ns, waits)) in rows {
+        let words = class.map_or("not classified", WaitClass::words).to_owned();
+        let mut cells = vec![words, percent(ns, whole_ns), format_ns(ns)];
+        cells.extend(has_waits.then(|| waits.to_string()));
+        table.row(cells);
+    }
+    table
 }
 
 /// A line of the tree: the sum of the lines one level below.
@@ -50,13 +83,13 @@ struct TreeLine {
 }
 
 impl TreeLine {
-    /// Returns the width of the frames, at least with the outermost and the innermost one.
+    /// Returns the width of the frames, at least with the function that waits and its outermost caller.
     fn least(&self) -> usize {
         let ends = match &self.names[..] {
             [first, .., last] => first.chars().count() + CUT.len() + last.chars().count(),
             _ => usize::MAX,
         };
-        self.names.join(" > ").chars().count().min(ends)
+        self.names.join(CALLER).chars().count().min(ends)
     }
 
     fn shown(&self, whole_ns: u64, columns: Option<usize>) -> String {
@@ -74,7 +107,7 @@ impl TreeLine {
                 .collect();
             if facts.is_empty() { String::new() } else { format!("  [{}]", facts.join(", ")) }
         };
-        let Some(columns) = columns else { return format!("{head}{}{}", self.names.join(" > "), about(all)) };
+        let Some(columns) = columns else { return format!("{head}{}{}", self.names.join(CALLER), about(all)) };
         let room = columns.saturating_sub(head.chars().count());
         // Facts give way to frames, but are never cut.
         let for_frames = |facts: usize| room.saturating_sub(about(facts).chars().count());
@@ -85,36 +118,32 @@ impl TreeLine {
     }
 }
 
-/// Shortens a stack to `room` characters by cutting out frames in its middle: the innermost show what is waited for,
-/// the outermost who waits.
+/// Shortens a stack to `room` characters by cutting out callers before the outermost one, or with it if it is long: the
+/// first functions show what is waited for.
 fn in_room(names: &[String], room: usize) -> String {
-    let whole = names.join(" > ");
+    let whole = names.join(CALLER);
     let length = |name: &String| name.chars().count();
     let [first, .., last] = names else { return without_middle(&whole, room) };
     if whole.chars().count() <= room {
         return whole;
     }
-    let mut used = length(first) + CUT.len() + length(last);
-    if used > room && room < MIN_TWO_NAMES {
+    if room < MIN_TWO_NAMES {
         return without_middle(&whole, room);
     }
+    let end = match length(first) + CUT.len() + length(last) {
+        used if used <= room && names.len() > 2 => format!("{CUT}{last}"),
+        _ => MORE.to_owned(),
+    };
+    let mut used = length(first) + end.chars().count();
     if used > room {
-        let cut = if names.len() == 2 { " > " } else { CUT };
-        let room = room.saturating_sub(cut.len());
-        let of_last = length(last).min((room / 2).max(room.saturating_sub(length(first))));
-        return format!("{}{cut}{}", without_middle(first, room - of_last), without_middle(last, of_last));
+        return format!("{}{end}", without_middle(first, room.saturating_sub(end.chars().count())));
     }
-    let (mut begin, mut end) = (1, names.len() - 1);
-    while begin < end {
-        let from_end = end - begin >= 1 && names.len() - end <= begin;
-        let next = if from_end { &names[end - 1] } else { &names[begin] };
-        used += length(next) + " > ".len();
-        if used > room {
-            break;
-        }
-        if from_end { end -= 1 } else { begin += 1 }
+    let mut shown = 1;
+    while used + CALLER.len() + length(&names[shown]) <= room {
+        used += CALLER.len() + length(&names[shown]);
+        shown += 1;
     }
-    format!("{}{CUT}{}", names[..begin].join(" > "), names[end..].join(" > "))
+    format!("{}{end}", names[..shown].join(CALLER))
 }
 
 /// The lines of a tree.
@@ -130,14 +159,14 @@ impl Layout {
         let (idle, others): (Vec<_>, Vec<_>) = waiting(snapshot, hide_idle)
             .chain(on_cpu(snapshot))
             .partition(|stack| apart && is_idle_kernel_thread(stack));
-        let tree = Node::of(others, root);
+        let tree = Node::of_waits(others, root);
         let mut idle_sums = Sums::default();
         idle.iter().for_each(|stack| idle_sums.add(stack));
         let whole_ns = tree.all.weight_ns + idle_sums.weight_ns;
         let mut layout = Layout { whole_ns, on_cpu_ns: tree.all.on_cpu_ns, lines: Vec::new() };
         layout.processes(&tree);
         if !idle.is_empty() {
-            layout.leaf(0, vec!["[idle kernel threads]".to_owned()], &idle_sums);
+            layout.leaf(0, vec!["[idle kernel threads]".to_owned()], &idle_sums, None);
         }
         layout
     }
@@ -155,12 +184,13 @@ impl Layout {
             is_busy || self.is_wide(part) || (part.weight_ns > 0 && !is_covered)
         });
         for (frame, child) in &parts.children {
-            self.branch(frame, child, 0);
+            self.branch(frame, child, 0, None);
         }
-        self.others(0, parts.others, &parts.rest);
+        self.others(0, parts.others, &parts.rest, None);
     }
 
-    fn branch(&mut self, frame: &Frame, node: &Node, depth: usize) {
+    /// Adds the lines of a branch. `above` is the class of all waits of the line above, which is not repeated.
+    fn branch(&mut self, frame: &Frame, node: &Node, depth: usize, above: Option<WaitClass>) {
         let mut names = vec![frame.name.clone()];
         let (mut end, mut last) = (node, frame.kind);
         while let Some((next, child)) = end.children.first_key_value().filter(|_| end.children.len() == 1) {
@@ -172,34 +202,42 @@ impl Layout {
             names.push(next.name.clone());
             end = child;
         }
+        if last == Kind::Label {
+            // A process is no caller of its threads.
+            names = vec![names.join(OWNER)];
+        }
         // The stack of a runnable thread is not where it waits.
         let parts = match last {
             Kind::Runnable => Default::default(),
             _ => end.parts(|part, _| self.is_wide(part)),
         };
         if parts.children.is_empty() {
-            self.leaf(depth, names, &end.all);
+            self.leaf(depth, names, &end.all, above);
             return;
         }
-        let about = if last == Kind::Label { figures(&end.all) } else { Vec::new() };
+        let class = node.all.class().filter(|(_, is_all)| *is_all).map(|(class, _)| class);
+        let (about, below) = match last {
+            Kind::Label => (figures(&end.all), None),
+            _ => (about(&node.all, "", above), class.or(above)),
+        };
         self.lines.push(TreeLine { depth, weight_ns: node.all.weight_ns, names, about });
         for (frame, child) in &parts.children {
-            self.branch(frame, child, depth + 1);
+            self.branch(frame, child, depth + 1, below);
         }
         if let Some(own) = parts.own {
-            self.leaf(depth + 1, vec!["[stacks that end here]".to_owned()], own);
+            self.leaf(depth + 1, vec!["[no caller is known]".to_owned()], own, below);
         }
-        self.others(depth + 1, parts.others, &parts.rest);
+        self.others(depth + 1, parts.others, &parts.rest, below);
     }
 
-    fn others(&mut self, depth: usize, count: usize, rest: &Sums) {
+    fn others(&mut self, depth: usize, count: usize, rest: &Sums, above: Option<WaitClass>) {
         if count > 0 {
-            self.leaf(depth, vec![format!("{count} smaller branches")], rest);
+            self.leaf(depth, vec![format!("{count} smaller branches")], rest, above);
         }
     }
 
-    fn leaf(&mut self, depth: usize, names: Vec<String>, sums: &Sums) {
-        let about = about(sums, names.last().map_or("", String::as_str));
+    fn leaf(&mut self, depth: usize, names: Vec<String>, sums: &Sums, above: Option<WaitClass>) {
+        let about = about(sums, names.last().map_or("", String::as_str), above);
         self.lines.push(TreeLine { depth, weight_ns: sums.weight_ns, names, about });
     }
 }
@@ -208,9 +246,11 @@ fn is_part(ns: u64, whole_ns: u64, percent: u64) -> bool {
     u128::from(ns) * 100 >= u128::from(whole_ns) * u128::from(percent)
 }
 
-/// Renders class (unless it is the name), number of waits, on-CPU time, and number and age of the waiting threads.
-fn about(sums: &Sums, name: &str) -> Vec<String> {
-    let class = sums.class().filter(|(class, _)| name != class.frame()).map(|(class, is_all)| match is_all {
+/// Renders class (unless it is the name, or that of all waits of the line above), number of waits, on-CPU time, and
+/// number and age of the waiting threads.
+fn about(sums: &Sums, name: &str, above: Option<WaitClass>) -> Vec<String> {
+    let is_new = |(class, _): &(WaitClass, bool)| name != class.frame() && above != Some(*class);
+    let class = sums.class().filter(is_new).map(|(class, is_all)| match is_all {
         true => class.words().to_owned(),
         false => format!("mostly {}", class.words()),
     });
@@ -278,14 +318,18 @@ mod tests {
     }
 
     #[test]
-    fn frames_are_cut_out_of_the_middle() {
-        let names: Vec<String> = ["start", "run", "step", "read", "-", "do_poll"].map(str::to_owned).into();
-        assert_eq!(in_room(&names, 100), "start > run > step > read > - > do_poll");
-        assert_eq!(in_room(&names, 34), "start > run > .. > - > do_poll");
-        assert_eq!(in_room(&names, 27), "start > .. > - > do_poll");
-        assert_eq!(in_room(&names, 20), "start > .. > do_poll");
-        assert_eq!(in_room(&names, 12), "start.._poll");
-        assert_eq!(in_room(&names[..1], 4), "s..t");
+    fn callers_are_cut_out_before_the_outermost_one() {
+        let names: Vec<String> = ["do_poll", "sys_poll", "read", "step", "run", "main"].map(str::to_owned).into();
+        assert_eq!(in_room(&names, 100), "do_poll < sys_poll < read < step < run < main");
+        assert_eq!(in_room(&names, 37), "do_poll < sys_poll < read < .. < main");
+        assert_eq!(in_room(&names, 30), "do_poll < sys_poll < .. < main");
+        assert_eq!(in_room(&names, 20), "do_poll < .. < main");
+        assert_eq!(in_room(&names, 12), "do_po.. main");
+        // A long outermost name does not shorten the first one.
+        let long = ["do_poll", "read", "run", "a_start_of_25_characters__"].map(str::to_owned);
+        assert_eq!(in_room(&long, 30), "do_poll < read < run < ...");
+        assert_eq!(in_room(&["do_poll_of_many_files".to_owned(), long[3].clone()], 24), "do_poll_..ny_files < ...");
+        assert_eq!(in_room(&names[..1], 4), "d..l");
     }
 
     /// Generates stacks of a few processes and functions in any class, including kernel threads.

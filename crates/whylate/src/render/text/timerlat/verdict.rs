@@ -6,6 +6,10 @@ use std::io::{self, Write};
 use whylate_model::units::{format_ns, format_round_ns};
 
 use super::total::{IRQ, KINDS, Total};
+use crate::render::color;
+
+/// Verdict on a latency that reached its threshold.
+const LATE: &str = "LATE:";
 
 /// What each latency ends with, in the order of [`KINDS`].
 const ENDS: [&str; 3] = ["until the interrupt", "until the thread ran", "until the return to user space"];
@@ -42,11 +46,12 @@ pub fn write(
     let longest = |over: bool| all.iter().filter(|one| (one.ns >= one.limit_ns) == over).max_by_key(|one| one.ns);
     if let Some(Worst { kind, cpu, ns, limit_ns }) = longest(true) {
         let (limit, took) = (format_round_ns(*limit_ns), format_ns(*ns));
-        return writeln!(out, "LATE: {limit} reached on CPU {cpu}: {took} {}", ENDS[*kind]);
+        return writeln!(out, "{} {limit} reached on CPU {cpu}: {took} {}", color::late(LATE), ENDS[*kind]);
     }
     if let Some(cpu) = hit {
         // For instance, of an activation without a switch-in.
-        return writeln!(out, "LATE: a threshold was reached on CPU {cpu}, by a latency that is not in the table");
+        let late = color::late(LATE);
+        return writeln!(out, "{late} a threshold was reached on CPU {cpu}, by a latency that is not in the table");
     }
     if let Some((&cpu, of_cpu)) = total.cpus.iter().find(|(_, of_cpu)| of_cpu.overdue > 0) {
         let overdue = of_cpu.overdue;
@@ -55,7 +60,8 @@ pub fn write(
                 let limit = format_round_ns(limit_ns);
                 writeln!(
                     out,
-                    "LATE: {limit} reached on CPU {cpu}: its thread had not run by the end, for {overdue} periods"
+                    "{} {limit} reached on CPU {cpu}: its thread had not run by the end, for {overdue} periods",
+                    color::late(LATE)
                 )
             }
             None => writeln!(out, "unknown: the thread of CPU {cpu} had not run by the end, for {overdue} periods"),
@@ -101,6 +107,7 @@ pub fn write(
 mod tests {
     use super::super::total::sample;
     use super::*;
+    use crate::render::color::tests::colored;
     use crate::render::text::text_of;
 
     fn verdict(irq_ns: Option<u64>, thread_ns: Option<u64>, hit: Option<u32>) -> String {
@@ -115,6 +122,14 @@ mod tests {
             "LATE: 1ms reached on CPU 0: 253ms until the return to user space\n"
         );
         assert_eq!(verdict(Some(1_000_000), None, Some(0)), "LATE: 1ms reached on CPU 0: 16.9ms until the interrupt\n");
+    }
+
+    #[test]
+    fn only_the_verdict_on_what_is_late_is_colored() {
+        let late = [(Some(1_000_000), Some(0)), (Some(1_000_000_000), Some(12))];
+        let colored = |irq_ns, hit| colored(|| verdict(irq_ns, None, hit));
+        late.into_iter().for_each(|(irq_ns, hit)| assert_eq!(colored(irq_ns, hit), ["LATE:"]));
+        assert!(colored(Some(1_000_000_000), None).is_empty());
     }
 
     #[test]

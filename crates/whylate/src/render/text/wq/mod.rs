@@ -12,7 +12,7 @@ use whylate_model::units::{format_ns, printable};
 use whylate_model::{Card, LateEvent, Series, Snapshot};
 
 use self::shape::{By, Shape, Sort};
-use crate::render::text::latency::{LatencyText, LatencyView, figures, sort_rows};
+use crate::render::text::latency::{LatencyText, LatencyView, figures, late_figures, sort_rows};
 use crate::render::text::table::Table;
 
 #[derive(Clone, Copy, Debug)]
@@ -97,10 +97,11 @@ fn table_of(snapshot: &Snapshot, label: &str, sort: Sort) -> Table {
     for series in &rows {
         let (latency, runtime) = (series.histogram("latency"), series.histogram("runtime"));
         let mut cells = vec![name_of(series, label), latency.count().to_string()];
+        let late = late_figures(latency, &WQ, cells.len());
         cells.extend(figures(latency));
         cells.extend([runtime.mean_ns(), runtime.max_ns()].map(format_ns));
         cells.extend(with_workqueue.then(|| series.label("workqueue").to_owned()));
-        table.row(cells);
+        table.late_row(cells, &late);
     }
     table
 }
@@ -112,7 +113,9 @@ mod tests {
     use super::*;
     use crate::cli::parsed;
     use crate::cli::wq::Arguments;
+    use crate::render::color::tests::colored;
     use crate::render::json::JsonLines;
+    use crate::render::text::next::Next;
     use crate::render::text::{Output, whole_output};
     use crate::store::late_buffer::Keep;
 
@@ -214,7 +217,7 @@ mod tests {
 
     fn printed_with(line: &str, late: Vec<LateEvent>) -> String {
         let arguments: Arguments = parsed(line.split_whitespace()).expect("a valid command line");
-        let mut text = WqText::new(arguments.view(), arguments.shown(), None).in_utc();
+        let mut text = WqText::new(arguments.view(), arguments.shown(), None, Next::Live(|_| None)).in_utc();
         let output: &mut dyn Output = if arguments.schedule.json { &mut JsonLines } else { &mut text };
         whole_output(output, Keep::for_output(arguments.schedule.json, arguments.thresholds()), late, snapshot())
     }
@@ -237,6 +240,12 @@ mod tests {
     #[test]
     fn table() {
         insta::assert_snapshot!(printed("--table"));
+    }
+
+    #[test]
+    fn only_latencies_over_the_limit_are_colored() {
+        // The run time of 48 ms has no limit.
+        assert_eq!(colored(|| printed("--table")), ["12.0ms", "12.0ms"]);
     }
 
     #[test]
