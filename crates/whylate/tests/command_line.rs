@@ -11,6 +11,11 @@ mod recordings;
 mod running;
 #[path = "command_line/schema.rs"]
 mod schema;
+#[path = "command_line/statuses.rs"]
+mod statuses;
+#[allow(dead_code)]
+#[path = "running/terminal.rs"]
+mod terminal;
 
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Output, Stdio};
@@ -100,50 +105,6 @@ fn only_what_is_late_is_colored() -> Result<()> {
 }
 
 const RECORDINGS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/recordings");
-
-/// The rule of docs/command-line.md.
-#[test]
-fn statuses_mean_the_same_in_every_command() -> Result<()> {
-    const SOURCES: [&str; 6] = ["wq", "timerlat", "irqsoff", "offcpu", "sqpoll", "block"];
-    let late = format!("{RECORDINGS}/sources-6.18.whylate");
-    let mut cases: Vec<(String, i32)> = Vec::new();
-    let mut add = |status: i32, lines: &[&str]| {
-        cases.extend(lines.iter().map(|line| (line.replace("LATE", &late), status)));
-    };
-    add(
-        0,
-        &["--version", "help wq", "help lost", "completions bash", "doctor --json", "replay LATE", "diff LATE LATE"],
-    );
-    add(0, &["replay LATE wq", "replay LATE wq --why 1s --fail-if-late", "replay LATE block --fail-if-late"]);
-    add(1, &["replay LATE wq -w no_such_handler", "replay LATE offcpu --comm no-such-program"]);
-    add(1, &["replay LATE block --disk nosuchdisk"]);
-    add(1, &["replay LATE --at 2001-01-01..2001-01-02", "replay /dev/null", "top", "run --import /dev/null"]);
-    add(2, &["--nonsense", "nonsense", "wq 0", "completions nonsense", "export LATE", "diff LATE", "run", "inject"]);
-    add(2, &["-p 4194303", "--comm no-such-program -d 1s", "--cgroup /no/such/cgroup -d 1s", "offcpu -p 4194303"]);
-    add(2, &["offcpu --cgroup /no/such/cgroup", "sqpoll -p 4194303", "run --user no-such-user -- true"]);
-    add(2, &["replay /no/such/file", "top /no/such/file", "report /no/such/file", "export /no/such/file --csv x"]);
-    add(2, &["diff /no/such/file LATE", "offcpu --classes /no/such/file", "irqsoff --import /no/such/file"]);
-    add(2, &["run --import /no/such/file", "offcpu import /no/such/file", "offcpu --diff /no/such/a /no/such/b"]);
-    add(1, &["import /dev/null", "import --as switches /dev/null"]);
-    add(2, &["sqpoll sweep --filename /no/such/file", "import", "import /no/such/file"]);
-    add(4, &["replay LATE --fail-if-late", "replay LATE wq --fail-if-late", "replay LATE irqsoff --fail-if-late"]);
-    add(4, &["replay LATE offcpu --why 10ms --fail-if-late", "replay LATE timerlat top -q --fail-if-late"]);
-    for source in SOURCES {
-        let usage = if source == "timerlat" { 1 } else { 2 };
-        cases.push((format!("{source} --nonsense"), usage));
-        cases.push((format!("replay {late} {source} --nonsense"), 2));
-    }
-    let mut wrong = Vec::new();
-    for (line, status) in cases {
-        let words: Vec<&str> = line.split(' ').collect();
-        let output = output_of(&words)?;
-        if output.status.code() != Some(status) {
-            wrong.push(format!("{line}: {}, not {status}: {}", output.status, text(&output.stderr)));
-        }
-    }
-    ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
-    Ok(())
-}
 
 /// The table of docs/command-line.md.
 #[test]

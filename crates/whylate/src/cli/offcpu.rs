@@ -47,7 +47,6 @@ use crate::store::{Recorder, about};
 /// Where threads wait while they are off their CPUs, and for what
 #[derive(Debug, Args)]
 #[command(
-    args_conflicts_with_subcommands = true,
     subcommand_negates_reqs = true,
     mut_arg("why", |why| why.conflicts_with("blocked").help(LONG_WAITS)),
     mut_arg("worst", |worst| worst.conflicts_with_all(["blocked", "diff"]).help(WORST_WAITS)),
