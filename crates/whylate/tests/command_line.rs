@@ -4,6 +4,8 @@
 
 #[path = "command_line/docs.rs"]
 mod docs;
+#[path = "command_line/examples.rs"]
+mod examples;
 #[path = "command_line/import.rs"]
 mod import;
 #[path = "command_line/recordings.rs"]
