@@ -153,6 +153,22 @@ fn an_unknown_extension_is_refused_with_those_that_the_command_writes() -> Resul
 }
 
 #[test]
+fn timerlat_ends_with_a_verdict() -> Result<()> {
+    let recording = format!("{RECORDINGS}/sources-6.18.whylate");
+    for (options, verdict) in [
+        (&["top", "-q", "--why", "1ms"][..], "LATE: 1ms reached on CPU "),
+        (&["hist", "--why", "900ms"], "ok: none of "),
+        (&["top", "-q", "-T", "1000"], "LATE: 1ms reached on CPU "),
+        (&["top", "-q"], ""),
+    ] {
+        let stdout = text(&output_of(&[&["replay", &recording, "timerlat"], options].concat())?.stdout);
+        let last = stdout.lines().last().unwrap_or_default();
+        ensure!(last.starts_with(verdict) && (verdict.is_empty() != last.contains(" CPU")), "{options:?}: {stdout}");
+    }
+    Ok(())
+}
+
+#[test]
 fn explains_a_foreign_trace() -> Result<()> {
     let trace = concat!(env!("CARGO_MANIFEST_DIR"), "/../whylate-model/tests/traces/tracefs.txt");
     let output = output_of(&["run", "--import", trace, "--comm", "sh"])?;
