@@ -139,8 +139,7 @@ impl OwnCpus {
 /// How culprits are grouped, for commands that rank them.
 #[derive(Clone, Copy, Debug, Default, Args)]
 pub struct Rank {
-    /// Rank each culprit separately, threads with the same name together, or threads by cgroup (which pod, container or
-    /// service delays the others) [default: culprit]
+    /// How culprits are ranked [default: culprit]
     #[arg(long, value_enum, value_name = "WHAT")]
     pub rank_by: Option<RankBy>,
 }
@@ -162,17 +161,26 @@ impl Rank {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum RankBy {
+    /// Each culprit by itself
     Culprit,
+    /// Threads of one name together
     Name,
+    /// Threads of one cgroup (pod, container or service) together
     Cgroup,
+}
+
+impl From<RankBy> for By {
+    fn from(by: RankBy) -> By {
+        match by {
+            RankBy::Culprit => By::Culprit,
+            RankBy::Name => By::Name,
+            RankBy::Cgroup => By::Cgroup,
+        }
+    }
 }
 
 impl From<Rank> for By {
     fn from(rank: Rank) -> By {
-        match rank.rank_by {
-            Some(RankBy::Culprit) | None => By::Culprit,
-            Some(RankBy::Name) => By::Name,
-            Some(RankBy::Cgroup) => By::Cgroup,
-        }
+        rank.rank_by.map_or(By::Culprit, By::from)
     }
 }

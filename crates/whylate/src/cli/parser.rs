@@ -216,7 +216,16 @@ mod tests {
 
     #[test]
     fn culprits_are_ranked_by_the_same_option_everywhere() {
-        for line in ["-d 1s", "wq --why 1ms", "offcpu --why 1ms", "sqpoll --why 1ms", "block --why 1ms"] {
+        for line in [
+            "-d 1s",
+            "wq --why 1ms",
+            "irqsoff --why 1ms",
+            "offcpu --why 1ms",
+            "sqpoll --why 1ms",
+            "block --why 1ms",
+            "top",
+            "report F",
+        ] {
             for by in ["culprit", "name", "cgroup"] {
                 assert!(parsed(&format!("{line} --rank-by {by}")).is_ok(), "{line}");
             }
