@@ -52,7 +52,7 @@ pub static IRQSOFF: Card = Card {
     ..Card::new(
         "irqsoff",
         Judged {
-            of: "late interrupts, until they are handled",
+            of: "interrupt latency, from due to handled",
             row: "interrupt: until handled",
             late: ["interrupt", "interrupts"],
             late_from_ns: 5_000_000,
