@@ -45,15 +45,15 @@ impl Schedule {
 
 /// Help text of `--why` for sources that explain run-queue waits.
 pub const WAITS: &str =
-    "Explain each wait for a CPU this long or longer (e.g. 5ms): its causes, which add up to it, and the main culprits";
+    "Explain every wait for a CPU of THRESHOLD or more (e.g. 5ms): its causes, and who caused most of the delay";
 
 /// Which latencies are explained and printed, for commands with late events.
 #[derive(Clone, Copy, Debug, Default, Args)]
 pub struct Explain {
-    /// Explain each latency this long or longer (e.g. 5ms): its causes, which add up to it, and the main culprits
+    /// Explain every latency of THRESHOLD or more (e.g. 5ms): its causes, and who caused most of the delay
     #[arg(long, value_name = "THRESHOLD", value_parser = duration_ns)]
     pub why: Option<u64>,
-    /// Print only the N longest at each output, longest first; without --why, of those over the source's own limit
+    /// Print only the N longest at each output, with their causes; without --why, of those over the source's own limit
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=10_000))]
     pub worst: Option<u16>,
     /// Exit with status 4 if anything was late: over --why, or without --why over the source's own limit

@@ -54,7 +54,7 @@ pub struct Arguments {
     /// Print a histogram of lengths per culprit
     #[arg(long)]
     pub(crate) histogram: bool,
-    /// Print a line each time that interrupts are off for at least this long, as it happens (e.g. 5ms)
+    /// Print each time that interrupts are off this long or longer, as it happens (e.g. 5ms)
     #[arg(long, value_name = "LENGTH", value_parser = duration_ns)]
     slower: Option<u64>,
     #[command(flatten)]

@@ -19,10 +19,9 @@ use crate::render::color::When;
 
 const USAGE: &str = "whylate [DURATION] [OPTIONS]\n       whylate COMMAND [OPTIONS]";
 
-/// Shows why Linux is late: which work items, timers, interrupts and threads wait, for how long, and who made them
-/// wait.
+/// Find out why Linux is slow: what waited, for how long, and what caused it
 ///
-/// Without a command, it watches this machine for 10 s with every available source; with -p, --comm or --cgroup, it
+/// Without a command, whylate watches this machine for 10 s with every available source; with -p, --comm or --cgroup, it
 /// shows what one program does with its time.
 #[derive(Debug, Parser)]
 #[command(version, propagate_version = true, disable_help_subcommand = true)]

@@ -150,7 +150,7 @@ struct Common {
     /// CPUs to measure, e.g. 0,2-5
     #[arg(short, long, value_name = "CPUS")]
     cpus: Option<Cpus>,
-    /// CPUs on which everything else of whylate runs
+    /// CPUs for whylate's own threads (housekeeping CPUs)
     #[arg(short = 'H', long, value_name = "CPUS")]
     house_keeping: Option<Cpus>,
     /// End after this time (s, m, h, d; a bare number is in seconds)
