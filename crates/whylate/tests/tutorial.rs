@@ -27,7 +27,7 @@ struct Exercise {
     /// Command lines of terminal A, which measures, and of terminal B, which injects.
     measure: String,
     inject: String,
-    /// Command line of a program that is delayed, if the page has one for an idle machine.
+    /// Command line of a program that is delayed, if the exercise starts one.
     victim: Option<String>,
 }
 
@@ -56,7 +56,7 @@ impl Exercise {
 /// Changes a command line for a machine with one CPU, as the page says.
 fn here(line: &str) -> String {
     let has_one = thread::available_parallelism().is_ok_and(|cpus| cpus.get() == 1);
-    if has_one { line.replace(" --cpu 1", "").replace("taskset -c 1", "taskset -c 0") } else { line.to_owned() }
+    if has_one { line.replace(" --cpu 1", "").replace("taskset -c 1 ", "") } else { line.to_owned() }
 }
 
 /// Measures while the delay is injected. Returns what the measuring command prints; `None` if this kernel cannot inject it.
