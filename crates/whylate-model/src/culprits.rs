@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::late::CGROUP;
 use crate::snapshot::Unexplained;
 use crate::sources::Card;
-use crate::{ActorName, CauseKind, Cgroup, LateEvent};
+use crate::{ActorName, Cause, CauseKind, Cgroup, LateEvent};
 
 /// Maximum number of distinct culprits; later ones are counted together.
 const MAX_CULPRITS: usize = 10_000;
@@ -29,6 +29,20 @@ pub enum By {
     Cgroup,
     /// By thread name.
     Name,
+}
+
+impl By {
+    /// Returns the name under which a cause of an event is added up.
+    pub fn name_of<'a>(self, cause: &'a Cause, event: &LateEvent) -> Cow<'a, ActorName> {
+        match (&cause.cgroup, self) {
+            (Some(cgroup), By::Cgroup) if event.labels.get(CGROUP) == Some(&cgroup.path) => {
+                Cow::Owned(ActorName::program(format!("{} (itself)", cgroup.path)))
+            }
+            (Some(cgroup), By::Cgroup) => Cow::Owned(ActorName::program(cgroup.path.as_str())),
+            (_, By::Name) => Cow::Owned(cause.who.by_name()),
+            _ => Cow::Borrowed(&cause.who),
+        }
+    }
 }
 
 /// Adds up the delay of each culprit. Memory is bounded.
@@ -143,20 +157,12 @@ impl Culprits {
         self.events += 1;
         self.latency_ns = self.latency_ns.saturating_add(event.latency_ns);
         let subject = self.number_of(&event.subject);
-        let own_cgroup = event.labels.get(CGROUP);
         let mut by_whom: BTreeMap<(CauseKind, Cow<'_, ActorName>), u64> = BTreeMap::new();
         let mut unknown_ns = 0_u64;
         for cause in &event.causes {
             let of_kind = self.delays.entry(cause.kind).or_default();
             let mut kind = cause.kind;
-            let mut who = match (&cause.cgroup, self.by) {
-                (Some(cgroup), By::Cgroup) if own_cgroup == Some(&cgroup.path) => {
-                    Cow::Owned(ActorName::program(format!("{} (itself)", cgroup.path)))
-                }
-                (Some(cgroup), By::Cgroup) => Cow::Owned(ActorName::program(cgroup.path.as_str())),
-                (_, By::Name) => Cow::Owned(cause.who.by_name()),
-                _ => Cow::Borrowed(&cause.who),
-            };
+            let mut who = self.by.name_of(cause, event);
             match of_kind.get_mut(&*who) {
                 Some(known) if cause.cgroup.is_none() || known.cgroup == cause.cgroup => {}
                 Some(known) => known.cgroup.clone_from(&cause.cgroup),

@@ -39,14 +39,7 @@ fn allow_descriptors() {
 fn main() -> ExitCode {
     let cli = match cli::parser::parse() {
         Ok(cli) => cli,
-        Err(error) => {
-            // Help and version are not failures, even if the reader has closed the pipe.
-            let printed = cli::parser::print(&error).map_err(anyhow::Error::from);
-            return match error.use_stderr() {
-                true => ExitCode::from(cli::usage_status()),
-                false => cli::end(printed.context("cannot write to standard output").map(|()| cli::SUCCESS)),
-            };
-        }
+        Err(refusal) => return cli::refuse(&refusal),
     };
     // No child process needs capabilities: neither the command of `run`, nor the shells of `timerlat`, nor fio.
     if let Err(error) = keep_capabilities() {

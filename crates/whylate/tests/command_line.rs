@@ -4,6 +4,8 @@
 
 #[path = "command_line/docs.rs"]
 mod docs;
+#[path = "command_line/examples.rs"]
+mod examples;
 #[path = "command_line/import.rs"]
 mod import;
 #[path = "command_line/recordings.rs"]
@@ -11,6 +13,11 @@ mod recordings;
 mod running;
 #[path = "command_line/schema.rs"]
 mod schema;
+#[path = "command_line/statuses.rs"]
+mod statuses;
+#[allow(dead_code)]
+#[path = "running/terminal.rs"]
+mod terminal;
 
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Output, Stdio};
@@ -123,50 +130,6 @@ fn v_lists_lost_events_by_reason() -> Result<()> {
     Ok(())
 }
 
-/// The rule of docs/command-line.md.
-#[test]
-fn statuses_mean_the_same_in_every_command() -> Result<()> {
-    const SOURCES: [&str; 6] = ["wq", "timerlat", "irqsoff", "offcpu", "sqpoll", "block"];
-    let late = format!("{RECORDINGS}/sources-6.18.whylate");
-    let mut cases: Vec<(String, i32)> = Vec::new();
-    let mut add = |status: i32, lines: &[&str]| {
-        cases.extend(lines.iter().map(|line| (line.replace("LATE", &late), status)));
-    };
-    add(
-        0,
-        &["--version", "help wq", "help lost", "completions bash", "doctor --json", "replay LATE", "diff LATE LATE"],
-    );
-    add(0, &["replay LATE wq", "replay LATE wq --why 1s --fail-if-late", "replay LATE block --fail-if-late"]);
-    add(1, &["replay LATE wq -w no_such_handler", "replay LATE offcpu --comm no-such-program"]);
-    add(1, &["replay LATE block --disk nosuchdisk"]);
-    add(1, &["replay LATE --at 2001-01-01..2001-01-02", "replay /dev/null", "top", "run --import /dev/null"]);
-    add(2, &["--nonsense", "nonsense", "wq 0", "completions nonsense", "export LATE", "diff LATE", "run", "inject"]);
-    add(2, &["-p 4194303", "--comm no-such-program -d 1s", "--cgroup /no/such/cgroup -d 1s", "offcpu -p 4194303"]);
-    add(2, &["offcpu --cgroup /no/such/cgroup", "sqpoll -p 4194303", "run --user no-such-user -- true"]);
-    add(2, &["replay /no/such/file", "top /no/such/file", "report /no/such/file", "export /no/such/file --csv x"]);
-    add(2, &["diff /no/such/file LATE", "offcpu --classes /no/such/file", "irqsoff --import /no/such/file"]);
-    add(2, &["run --import /no/such/file", "offcpu import /no/such/file", "offcpu --diff /no/such/a /no/such/b"]);
-    add(1, &["import /dev/null", "import --as switches /dev/null"]);
-    add(2, &["sqpoll sweep --filename /no/such/file", "import", "import /no/such/file"]);
-    add(4, &["replay LATE --fail-if-late", "replay LATE wq --fail-if-late", "replay LATE irqsoff --fail-if-late"]);
-    add(4, &["replay LATE offcpu --why 10ms --fail-if-late", "replay LATE timerlat top -q --fail-if-late"]);
-    for source in SOURCES {
-        let usage = if source == "timerlat" { 1 } else { 2 };
-        cases.push((format!("{source} --nonsense"), usage));
-        cases.push((format!("replay {late} {source} --nonsense"), 2));
-    }
-    let mut wrong = Vec::new();
-    for (line, status) in cases {
-        let words: Vec<&str> = line.split(' ').collect();
-        let output = output_of(&words)?;
-        if output.status.code() != Some(status) {
-            wrong.push(format!("{line}: {}, not {status}: {}", output.status, text(&output.stderr)));
-        }
-    }
-    ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
-    Ok(())
-}
-
 /// The table of docs/command-line.md.
 #[test]
 fn an_unknown_extension_is_refused_with_those_that_the_command_writes() -> Result<()> {
@@ -207,6 +170,22 @@ fn an_unknown_extension_is_refused_with_those_that_the_command_writes() -> Resul
         let listed = stderr.split("must end in ").nth(1).context(stderr.clone())?;
         let listed = listed.split([',', ' ']).filter(|word| word.starts_with('.')).count();
         ensure!(listed == rows.iter().filter(|row| row[3].contains(&written)).count(), "{words:?}: {stderr}");
+    }
+    Ok(())
+}
+
+#[test]
+fn timerlat_ends_with_a_verdict() -> Result<()> {
+    let recording = format!("{RECORDINGS}/sources-6.18.whylate");
+    for (options, verdict) in [
+        (&["top", "-q", "--why", "1ms"][..], "LATE: 1ms reached on CPU "),
+        (&["hist", "--why", "900ms"], "ok: none of "),
+        (&["top", "-q", "-T", "1000"], "LATE: 1ms reached on CPU "),
+        (&["top", "-q"], ""),
+    ] {
+        let stdout = text(&output_of(&[&["replay", &recording, "timerlat"], options].concat())?.stdout);
+        let last = stdout.lines().last().unwrap_or_default();
+        ensure!(last.starts_with(verdict) && (verdict.is_empty() != last.contains(" CPU")), "{options:?}: {stdout}");
     }
     Ok(())
 }

@@ -136,6 +136,22 @@ fn selects_the_same_part_as_replay() -> Result<()> {
 }
 
 #[test]
+fn ranks_culprits_as_replay_does() -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/recordings/late-6.18.whylate");
+    let mut pages = Vec::new();
+    for by in ["culprit", "name", "cgroup"] {
+        let arguments = [name(&file), "--rank-by", by];
+        let page = page(&arguments, &directory.path().join("x.html"))?;
+        let culprits = rows(&page, "<table id=\"culprits\">")?;
+        ensure_same(&rows(&page, "<table id=\"sources\">")?, &culprits, &look(&arguments)?)?;
+        pages.push(culprits);
+    }
+    ensure!(pages[0] != pages[2], "{pages:?}");
+    Ok(())
+}
+
+#[test]
 fn series_have_figures_of_their_command() -> Result<()> {
     let directory = tempfile::tempdir()?;
     let file = recording(directory.path(), 45, false)?;

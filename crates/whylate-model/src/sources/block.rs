@@ -38,7 +38,7 @@ pub static BLOCK: Card = Card {
     ..Card::new(
         "block",
         Judged {
-            of: "I/O requests, until they are done",
+            of: "block I/O latency, from submit to completion",
             row: "disk request: until done",
             late: ["disk request", "disk requests"],
             late_from_ns: 50_000_000,

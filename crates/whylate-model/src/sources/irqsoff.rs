@@ -2,11 +2,18 @@
 //! `irqsoff`: late interrupts.
 
 use super::lost::reason;
-use super::{Card, Judged, Merging};
+use super::{Card, EventWords, Judged, Merging};
 
 /// Sections with interrupts disabled, by culprit. Late events and figures cover everything that delays an interrupt.
 pub static IRQSOFF: Card = Card {
     stacks: "where interrupts were kept off",
+    words: EventWords {
+        late: "late interrupt",
+        lasted: "took",
+        event: "interrupt",
+        latencies: "interrupts",
+        of: "CPU",
+    },
     beyond_a_look: &[
         ("how long preemption is off", "whylate irqsoff --preempt 10 1"),
         ("timers of other threads and of the kernel", "whylate irqsoff --timers 10 1"),
@@ -45,7 +52,7 @@ pub static IRQSOFF: Card = Card {
     ..Card::new(
         "irqsoff",
         Judged {
-            of: "late interrupts, until they are handled",
+            of: "interrupt latency, from due to handled",
             row: "interrupt: until handled",
             late: ["interrupt", "interrupts"],
             late_from_ns: 5_000_000,

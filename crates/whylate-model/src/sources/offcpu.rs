@@ -11,14 +11,14 @@ pub static OFFCPU: Card = Card {
     event: "wait",
     stacks: "where threads wait",
     events: Some(Judged {
-        of: "threads that can run, until they have a CPU",
+        of: "run-queue latency, from runnable to running",
         row: "run queue: until running",
         late: ["wait for a CPU", "waits for a CPU"],
         late_from_ns: 20_000_000,
         next: "whylate offcpu --why {from} -d 10s",
     }),
     held_up: Some(Judged {
-        of: "threads held up by others' work, CPU waits, disk I/O or locks",
+        of: "waits for other threads, disks or locks",
         row: "wait: held up by others",
         late: ["held-up wait", "held-up waits"],
         late_from_ns: 100_000_000,
@@ -66,7 +66,7 @@ pub static OFFCPU: Card = Card {
     ..Card::new(
         "offcpu",
         Judged {
-            of: "threads in uninterruptible sleep at the end, since they blocked",
+            of: "D-state sleeps, with their age at the end",
             row: "D state: age at the end",
             late: ["thread in D state", "threads in D state"],
             // The awaited event is long overdue.

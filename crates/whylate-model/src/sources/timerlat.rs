@@ -21,7 +21,7 @@ pub static TIMERLAT: Card = Card {
     ..Card::new(
         "timerlat",
         Judged {
-            of: "threads that a timer wakes, until they run",
+            of: "timer wakeup latency, from due to running",
             row: "timer: until thread runs",
             late: ["timer", "timers"],
             late_from_ns: 5_000_000,

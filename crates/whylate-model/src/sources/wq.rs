@@ -44,7 +44,7 @@ pub static WQ: Card = Card {
     ..Card::new(
         "wq",
         Judged {
-            of: "work items, until a worker starts them",
+            of: "workqueue latency, from queued to started",
             row: "work item: until started",
             late: ["work item", "work items"],
             late_from_ns: 10_000_000,

@@ -53,15 +53,15 @@ pub struct Verbosity {
 
 /// Help text of `--why` for sources that explain run-queue waits.
 pub const WAITS: &str =
-    "Explain each wait for a CPU this long or longer (e.g. 5ms): its causes, which add up to it, and the main culprits";
+    "Explain every wait for a CPU of THRESHOLD or more (e.g. 5ms): its causes, and who caused most of the delay";
 
 /// Which latencies are explained and printed, for commands with late events.
 #[derive(Clone, Copy, Debug, Default, Args)]
 pub struct Explain {
-    /// Explain each latency this long or longer (e.g. 5ms): its causes, which add up to it, and the main culprits
+    /// Explain every latency of THRESHOLD or more (e.g. 5ms): its causes, and who caused most of the delay
     #[arg(long, value_name = "THRESHOLD", value_parser = duration_ns)]
     pub why: Option<u64>,
-    /// Print only the N longest at each output, longest first; without --why, of those over the source's own limit
+    /// Print only the N longest at each output, with their causes; without --why, of those over the source's own limit
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=10_000))]
     pub worst: Option<u16>,
     /// Exit with status 4 if anything was late: over --why, or without --why over the source's own limit
@@ -147,8 +147,7 @@ impl OwnCpus {
 /// How culprits are grouped, for commands that rank them.
 #[derive(Clone, Copy, Debug, Default, Args)]
 pub struct Rank {
-    /// Rank each culprit separately, threads with the same name together, or threads by cgroup (which pod, container or
-    /// service delays the others) [default: culprit]
+    /// How culprits are ranked [default: culprit]
     #[arg(long, value_enum, value_name = "WHAT")]
     pub rank_by: Option<RankBy>,
 }
@@ -170,17 +169,26 @@ impl Rank {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum RankBy {
+    /// Each culprit by itself
     Culprit,
+    /// Threads of one name together
     Name,
+    /// Threads of one cgroup (pod, container or service) together
     Cgroup,
+}
+
+impl From<RankBy> for By {
+    fn from(by: RankBy) -> By {
+        match by {
+            RankBy::Culprit => By::Culprit,
+            RankBy::Name => By::Name,
+            RankBy::Cgroup => By::Cgroup,
+        }
+    }
 }
 
 impl From<Rank> for By {
     fn from(rank: Rank) -> By {
-        match rank.rank_by {
-            Some(RankBy::Culprit) | None => By::Culprit,
-            Some(RankBy::Name) => By::Name,
-            Some(RankBy::Cgroup) => By::Cgroup,
-        }
+        rank.rank_by.map_or(By::Culprit, By::from)
     }
 }

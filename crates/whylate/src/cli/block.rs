@@ -47,7 +47,7 @@ pub struct Arguments {
     /// Only requests to this disk, as `lsblk` names it
     #[arg(long, visible_alias = "device", value_name = "DISK")]
     disk: Option<String>,
-    /// Print a line per request that took at least this long, as it happens (e.g. 20ms)
+    /// Print each request that took at least this long, as it happens (e.g. 20ms)
     #[arg(long, value_name = "LATENCY", value_parser = duration_ns)]
     slower: Option<u64>,
     #[command(flatten)]

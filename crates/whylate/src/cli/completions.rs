@@ -19,6 +19,7 @@ examples:
     # for fish
     whylate completions fish > ~/.config/fish/completions/whylate.fish")]
 pub struct Arguments {
+    /// The shell to complete commands in
     #[arg(value_enum)]
     shell: Shell,
 }

@@ -53,10 +53,10 @@ pub fn statuses_of(command: &str) -> Vec<(&'static str, &'static str)> {
     rule.chain(others).copied().collect()
 }
 
-/// Returns the status of a usage error: 1 for `timerlat`, where 2 means that a threshold was hit.
-pub fn usage() -> u8 {
-    let is_timerlat = std::env::args_os().nth(1).is_some_and(|word| word == TIMERLAT.name);
-    if is_timerlat { FAILURE } else { USAGE }
+/// Returns the status of a usage error, given the name of the command: 1 for `timerlat`, where 2 means that a threshold
+/// was hit.
+pub fn of_usage_error(command: Option<&str>) -> u8 {
+    if command == Some(TIMERLAT.name) { FAILURE } else { USAGE }
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use crate::render::export::{Destination, Export};
 use crate::render::extension::{Extension, chosen};
 use crate::store::play::Recording;
 
-/// Export a recording as a trace for Perfetto, or as tables for SQL engines and spreadsheets
+/// Export a recording to Perfetto, SQL engines and spreadsheets
 ///
 /// A recording can be queried as it is, too: it is JSON lines in zstd frames. docs/sql.md has queries for both.
 #[derive(Debug, Args)]

@@ -11,7 +11,7 @@ use whylate_sources::inject::disturbance::Kind;
 
 use crate::engine::watch::stop_at_signal;
 
-/// Make known delays, to compare with what is measured
+/// Inject delays of known length, to check whylate or another tool
 #[derive(Debug, Args)]
 #[command(after_help = "\
 examples:

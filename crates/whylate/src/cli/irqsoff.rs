@@ -4,11 +4,12 @@
 use std::path::PathBuf;
 
 use clap::{ArgGroup, Args};
+use whylate_model::culprits::By;
 use whylate_model::late::Thresholds;
 use whylate_model::sources::IRQSOFF;
 use whylate_sources::irqsoff::{IrqsoffOptions, What, console_level};
 
-use crate::cli::arguments::{Explain, Record, Schedule, Verbosity};
+use crate::cli::arguments::{Explain, Rank, Record, Schedule, Verbosity};
 use crate::cli::import::{self, interrupts};
 use crate::cli::runner::{Query, Stream, drive};
 use crate::cli::values::{Cpus, duration_ns, period};
@@ -32,6 +33,8 @@ examples:
     whylate irqsoff --slower 5ms
     # what ran on the CPU in that time, too
     whylate irqsoff --why 5ms
+    # and which pod or service kept interrupts off the longest
+    whylate irqsoff --why 5ms --rank-by cgroup -d 1m
     # how late every hrtimer is, by its function and CPU, each second
     whylate irqsoff --timers 1
     # a periodic timer per CPU: the periods it misses, and why
@@ -44,17 +47,20 @@ examples:
     whylate import trace.txt")]
 #[command(
     group = ArgGroup::new("late_lengths").args(["slower", "why"]).multiple(true),
+    mut_arg("rank_by", |by| by.help("With --why: also rank the culprits")),
     mut_arg("worst", |worst| worst.help("Print the N longest times with interrupts off, with their stacks, at each output [default: 1, or none if lines are printed live]"))
 )]
 pub struct Arguments {
     /// Print a histogram of lengths per culprit
     #[arg(long)]
     pub(crate) histogram: bool,
-    /// Print a line each time that interrupts are off for at least this long, as it happens (e.g. 5ms)
+    /// Print each time that interrupts are off this long or longer, as it happens (e.g. 5ms)
     #[arg(long, value_name = "LENGTH", value_parser = duration_ns)]
     slower: Option<u64>,
     #[command(flatten)]
     explain: Explain,
+    #[command(flatten)]
+    rank: Rank,
     /// Period of the timer of each CPU (e.g. 500us). Shorter sections are only seen
     /// by chance, and lengths are accurate to one period [default: 1ms, or 2, 5 or 10 ms where a timer's interrupts
     /// would take more than 0.6 % of a CPU]
@@ -103,6 +109,7 @@ impl Arguments {
             is_import: false,
             lines_from_ns: self.lines().then(|| self.lines_from_ns()),
             worst: self.worst(),
+            rank_by: self.rank.rank_by.map(By::from),
             from_ns: self.options().from_ns,
             is_verbose: self.verbosity.verbose,
         }
@@ -170,6 +177,7 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<u8> {
         };
         return import::read(file, |input| interrupts::print(selection, input)).map(|()| SUCCESS);
     }
+    arguments.rank.needs(arguments.thresholds())?;
     let (shown, columns) = (arguments.shown(), terminal_columns());
     let mut text: Box<dyn Output> = match arguments.timers {
         true => Box::new(timers::TimerText::new(shown.histogram, shown.is_verbose, columns)),

@@ -11,6 +11,7 @@ pub mod export;
 pub mod foreign;
 pub mod generate;
 pub mod help;
+mod help_layout;
 pub mod import;
 pub mod inject;
 pub mod irqsoff;
@@ -34,19 +35,19 @@ pub mod wq;
 use std::io::{self, Write as _};
 use std::process::ExitCode;
 
-use anyhow::anyhow;
+use anyhow::{Context as _, anyhow};
 use clap::CommandFactory as _;
 use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
-use whylate_model::sources::{CARDS, named};
+use whylate_model::sources::{CARDS, TIMERLAT, named};
 use whylate_sources::AttachError;
 use whylate_sources::kernel::pid_namespace;
 use whylate_sources::kernel::restore::{self, PutBack};
 
-pub use exit_status::{FAILURE, LATE, SUCCESS, THRESHOLD_HIT, usage as usage_status};
+pub use exit_status::{FAILURE, LATE, SUCCESS, THRESHOLD_HIT};
 
-use crate::cli::exit_status::NOT_POSSIBLE;
-use crate::cli::parser::{Cli, Command};
+use crate::cli::exit_status::{NOT_POSSIBLE, of_usage_error};
+use crate::cli::parser::{Cli, Command, Refusal};
 use crate::errors::what_to_do;
 pub use crate::errors::{UsageError, existing};
 use crate::render::text::fit::Fit;
@@ -94,15 +95,16 @@ pub fn run(cli: Cli) -> ExitCode {
     {
         say!("whylate: {notice}");
     }
-    end(perform(cli, &Origin::Live))
+    perform(cli, &Origin::Live)
 }
 
-/// Runs a command on this machine or on a recording. Returns the exit status.
-fn perform(cli: Cli, origin: &Origin) -> anyhow::Result<u8> {
+/// Runs a command on this machine or on a recording.
+fn perform(cli: Cli, origin: &Origin) -> ExitCode {
     // A replayed command may have the option, too.
     cli.color.into_iter().for_each(color::set);
-    let Some(command) = cli.command else { return overview::run(&cli.look, origin) };
-    match command {
+    let Some(command) = cli.command else { return end(overview::run(&cli.look, origin)) };
+    let usage = of_usage_error(matches!(command, Command::Timerlat(_)).then_some(TIMERLAT.name));
+    let result = match command {
         Command::Wq(arguments) => wq::run(&arguments, origin),
         Command::Timerlat(arguments) => timerlat::run(&arguments, origin),
         Command::Irqsoff(arguments) => irqsoff::run(&arguments, origin),
@@ -115,7 +117,7 @@ fn perform(cli: Cli, origin: &Origin) -> anyhow::Result<u8> {
             Err(UsageError(anyhow!("that command cannot be replayed (name a source, or none for the overview)")).into())
         }
         Command::Record(arguments) => record::run(&arguments).map(|()| SUCCESS),
-        Command::Replay(arguments) => perform_on(&arguments),
+        Command::Replay(arguments) => return perform_on(&arguments),
         Command::Diff(arguments) => diff::run(&arguments).map(|()| SUCCESS),
         Command::Export(arguments) => export::run(&arguments).map(|()| SUCCESS),
         Command::Import(arguments) => import::run(&arguments).map(|()| SUCCESS),
@@ -127,18 +129,22 @@ fn perform(cli: Cli, origin: &Origin) -> anyhow::Result<u8> {
         Command::Help(arguments) => help::run(&arguments, parser::command()).map(|()| SUCCESS),
         Command::Completions(arguments) => completions::run(&arguments, &Cli::command()).map(|()| SUCCESS),
         Command::Generate(arguments) => generate::run(&arguments, &Cli::command()).map(|()| SUCCESS),
+    };
+    end_with(result, usage)
+}
+
+/// Runs the command of `whylate replay` on its recording.
+fn perform_on(replay: &replay::Arguments) -> ExitCode {
+    match parser::parse_words(&replay.command) {
+        Ok(cli) => perform(cli, &replay.origin()),
+        Err(refusal) => refuse(&refusal),
     }
 }
 
-/// Runs the command of `whylate replay` on its recording. Returns the exit status.
-fn perform_on(replay: &replay::Arguments) -> anyhow::Result<u8> {
-    match parser::parse_words(&replay.command) {
-        Ok(cli) => perform(cli, &replay.origin()),
-        Err(error) => {
-            parser::print(&error)?;
-            Ok(if error.use_stderr() { usage_status() } else { SUCCESS })
-        }
-    }
+/// Prints help or a usage error. Help is not a failure, even if the reader has closed the pipe.
+pub fn refuse(refusal: &Refusal) -> ExitCode {
+    let printed = refusal.print().context("cannot write to standard output");
+    if refusal.is_error() { ExitCode::from(refusal.status()) } else { end(printed.map(|()| refusal.status())) }
 }
 
 /// Returns whether the command prints PIDs and TIDs of this machine.
@@ -206,13 +212,18 @@ fn help_lost() -> anyhow::Result<()> {
 
 /// Prints the error, if any, and returns the exit code.
 pub fn end(result: anyhow::Result<u8>) -> ExitCode {
+    end_with(result, of_usage_error(None))
+}
+
+/// Prints the error, if any, and returns the exit code, given the status of a usage error.
+fn end_with(result: anyhow::Result<u8>, usage: u8) -> ExitCode {
     match result {
         Ok(status) => ExitCode::from(status),
         Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             let message = format!("{error:#}");
             say!("whylate: {message}{}", what_to_do(&message));
-            ExitCode::from(exit_status(&error))
+            ExitCode::from(status_of(&error, usage))
         }
     }
 }
@@ -224,11 +235,11 @@ fn is_closed_pipe(error: &anyhow::Error) -> bool {
         .any(|cause| cause.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe))
 }
 
-fn exit_status(error: &anyhow::Error) -> u8 {
+fn status_of(error: &anyhow::Error, usage: u8) -> u8 {
     match error.chain().find_map(|cause| cause.downcast_ref::<AttachError>()) {
         Some(AttachError::NotPermitted | AttachError::Unsupported(_)) => NOT_POSSIBLE,
-        Some(AttachError::UnknownBackend { .. } | AttachError::Contradiction(_)) => usage_status(),
-        _ if error.chain().any(|cause| cause.is::<UsageError>()) => usage_status(),
+        Some(AttachError::UnknownBackend { .. } | AttachError::Contradiction(_)) => usage,
+        _ if error.chain().any(|cause| cause.is::<UsageError>()) => usage,
         _ => FAILURE,
     }
 }

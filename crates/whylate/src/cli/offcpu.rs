@@ -47,7 +47,6 @@ use crate::store::{Recorder, about};
 /// Where threads wait while they are off their CPUs, and for what
 #[derive(Debug, Args)]
 #[command(
-    args_conflicts_with_subcommands = true,
     subcommand_negates_reqs = true,
     mut_arg("why", |why| why.conflicts_with("blocked").help(LONG_WAITS)),
     mut_arg("worst", |worst| worst.conflicts_with_all(["blocked", "diff"]).help(WORST_WAITS)),
@@ -124,8 +123,7 @@ pub struct Arguments {
     /// Keep only this many innermost frames of each stack
     #[arg(long, value_name = "FRAMES", default_value_t = 127, value_parser = clap::value_parser!(u32).range(1..=127))]
     max_depth: u32,
-    /// How to unwind user stacks: by unwind information (.eh_frame), which programs without frame pointers have too, or
-    /// by frame pointers except for the innermost function, which often has none
+    /// How to unwind user stacks
     #[arg(long, value_enum, default_value_t = Callers::Rules, conflicts_with = "no_user")]
     call_graph: Callers,
     /// Show file and line of each user frame, and functions inlined there, where debug information is available; slower
@@ -180,7 +178,7 @@ pub struct Arguments {
 }
 
 /// Help text of `--why`.
-const LONG_WAITS: &str = "Explain each wait this long or longer (e.g. 5ms): what ran on the CPU that was waited for, or which thread ended the wait and what it did in that time; the causes add up to the wait";
+const LONG_WAITS: &str = "Explain every wait of THRESHOLD or more (e.g. 5ms): what ran on the CPU, or which thread ended the wait and what it did until then";
 /// Help text of `--worst`.
 const WORST_WAITS: &str =
     "Print and draw only the N longest waits; without --why, of those of 20ms or longer [default: print 10, draw all]";
@@ -221,9 +219,10 @@ enum Kernel {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Callers {
-    /// By unwind rules, in the kernel: what perf(1) calls dwarf, without copying stacks to user space
+    /// By unwind information (.eh_frame), which programs without frame pointers have, too
     #[value(alias = "dwarf")]
     Rules,
+    /// By frame pointers, except for the innermost function, which often keeps none
     Fp,
 }
 

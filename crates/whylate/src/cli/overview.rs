@@ -15,7 +15,7 @@ use whylate_model::sources::named;
 use whylate_model::{Card, LateEvent, Merger, Snapshot, Stack};
 
 use crate::cli::arguments::{OwnCpus, Rank, Record, Verbosity};
-use crate::cli::values::duration_ns;
+use crate::cli::values::{duration_ns, seconds_ns};
 use crate::cli::{LATE, Origin, SUCCESS, UsageError, program, record};
 use crate::engine::live::{Live, NOW_AND_THEN, Pace};
 use crate::engine::progress::Progress;
@@ -32,6 +32,9 @@ use crate::store::play::Recording;
 /// Default duration, in nanoseconds.
 const DURATION_NS: u64 = 10_000_000_000;
 
+/// How clap writes the duration that is no option.
+pub const LENGTH: &str = "[DURATION]";
+
 /// Arguments of the overview.
 #[derive(Debug, Args)]
 #[command(
@@ -40,6 +43,9 @@ const DURATION_NS: u64 = 10_000_000_000;
     mut_arg("cpus", |cpus| cpus.conflicts_with_all(["pid", "comm", "cgroup"]))
 )]
 pub struct Arguments {
+    /// How long to measure; a bare number is in seconds
+    #[arg(value_name = "DURATION", value_parser = seconds_ns, conflicts_with = "duration")]
+    length: Option<u64>,
     /// How long to measure, e.g. 10s or 1m [default: 10s]
     #[arg(short, long, value_name = "DURATION", value_parser = duration_ns)]
     duration: Option<u64>,
@@ -62,8 +68,9 @@ pub struct Arguments {
 }
 
 impl Arguments {
-    fn duration_ns(&self) -> u64 {
-        self.duration.unwrap_or(DURATION_NS)
+    /// Returns how long to measure, if given.
+    pub fn duration_ns(&self) -> Option<u64> {
+        self.duration.or(self.length)
     }
 
     /// Refuses options that judge the whole machine.
@@ -89,7 +96,8 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<u8> {
     if let Some(program) = arguments.of.program(origin)? {
         arguments.are_of_one_program()?;
         let Arguments { json, verbosity, .. } = *arguments;
-        return program::run(&program, arguments.duration_ns(), json, verbosity.verbose).map(|()| SUCCESS);
+        let duration_ns = arguments.duration_ns().unwrap_or(DURATION_NS);
+        return program::run(&program, duration_ns, json, verbosity.verbose).map(|()| SUCCESS);
     }
     let look = match origin {
         Origin::Recording(recording) => {
@@ -97,7 +105,7 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<u8> {
             if !arguments.own.asked().is_empty() {
                 return Err(UsageError(anyhow!("a recording has the CPUs that were measured: omit -c")).into());
             }
-            if arguments.duration.is_some() {
+            if arguments.duration_ns().is_some() {
                 return Err(UsageError(anyhow!("the overview has all of a recording: choose a span with --at")).into());
             }
             Some(recorded(arguments, recording)?)
@@ -132,15 +140,12 @@ fn live(arguments: &Arguments) -> anyhow::Result<Option<Overview>> {
         say!("whylate: interrupted before anything was measured");
         return Ok(None);
     };
-    let pace = Pace {
-        duration: Some(Duration::from_nanos(arguments.duration_ns())),
-        poll: Some(NOW_AND_THEN),
-        ..Pace::default()
-    };
+    let duration_ns = arguments.duration_ns().unwrap_or(DURATION_NS);
+    let pace = Pace { duration: Some(Duration::from_nanos(duration_ns)), poll: Some(NOW_AND_THEN), ..Pace::default() };
     let (mut live, header) = Live::begin(sources, &wish, watch, pace)?;
     live.record(store.map(|store| Recorder::start(store, header.clone())).transpose()?);
     let mut results = Results::new(arguments, &header);
-    results.progress = Some((progress, Instant::now(), arguments.duration_ns()));
+    results.progress = Some((progress, Instant::now(), duration_ns));
     drive(&mut live, &mut results)?;
     if live.is_output_closed() {
         return Ok(None);

@@ -32,7 +32,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 #[derive(Debug, Args)]
 #[group(multiple = false)]
 pub struct Of {
-    /// Overview of one program: what this process does with its time, and what it waits for
+    /// Show where this process spends its time, and what it waits for
     #[arg(short, long, value_parser = clap::value_parser!(u32).range(1..))]
     pid: Option<u32>,
     /// Show all processes of this name

@@ -63,7 +63,7 @@ pub struct Arguments {
     sources: Vec<String>,
     #[command(flatten)]
     own: OwnCpus,
-    /// Explain each latency this long or longer [default: each source's own limit, as in the overview]
+    /// Explain every latency of THRESHOLD or more [default: each source's own limit, as in the overview]
     #[arg(long, value_name = "THRESHOLD", value_parser = duration_ns)]
     why: Option<u64>,
     /// Interval between snapshots, from 100ms to 1h

@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use clap::Args;
+use whylate_model::culprits::By;
 use whylate_model::recording::Header;
 use whylate_model::units::printable;
 use whylate_sources::kernel::clock;
 
-use crate::cli::arguments::{OwnCpus, Within};
+use crate::cli::arguments::{OwnCpus, Rank, Within};
 use crate::cli::values::{duration_ns, quoted};
 use crate::cli::{diff, record};
 use crate::engine::live::{Live, NOW_AND_THEN, Pace};
@@ -62,6 +63,8 @@ pub struct Arguments {
     output: Option<PathBuf>,
     #[command(flatten)]
     within: Within,
+    #[command(flatten)]
+    rank: Rank,
     /// With FILE: also show this recording, and what differs in it
     #[arg(long, value_name = "FILE2", requires = "file")]
     diff: Option<PathBuf>,
@@ -110,16 +113,17 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if let Some(path) = &arguments.diff {
         Recording { path: path.clone(), span: Span::default(), speed: None, command: None }.play()?;
     }
+    let rank_by = By::from(arguments.rank);
     let report = match &recording {
-        Some(recording) => Some(recorded(recording)?),
-        None => live(arguments.duration, arguments.own.asked())?,
+        Some(recording) => Some(recorded(recording, rank_by)?),
+        None => live(arguments.duration, arguments.own.asked(), rank_by)?,
     };
     let Some(report) = report else { return Ok(()) };
     let compared = match (&recording, &arguments.diff) {
         (Some(recording), Some(path)) => {
             let other = Recording { path: path.clone(), span: Span::default(), speed: None, command: None };
             let diff = diff::compare(&[recording.clone(), other.clone()], false)?;
-            Some(Compared { diff, other: recorded(&other)? })
+            Some(Compared { diff, other: recorded(&other, rank_by)? })
         }
         _ => None,
     };
@@ -173,7 +177,7 @@ fn made(path: &Path, recording: Option<&Recording>) -> Made {
 }
 
 /// Measures this machine. Returns `None` if interrupted before anything was measured.
-fn live(duration_ns: u64, cpus: Vec<u32>) -> anyhow::Result<Option<Report>> {
+fn live(duration_ns: u64, cpus: Vec<u32>, rank_by: By) -> anyhow::Result<Option<Report>> {
     let watch = Watch::of_signals().context("cannot watch for Ctrl-C")?;
     let wish = Wish { in_detail: true, cpus, ..Wish::default() };
     let Some(sources) = sources::attach(&watch, &wish, &mut |_| ())? else {
@@ -188,7 +192,7 @@ fn live(duration_ns: u64, cpus: Vec<u32>) -> anyhow::Result<Option<Report>> {
     };
     let (mut live, header) = Live::begin(sources, &wish, watch, pace)?;
     let every_ns = u64::try_from(EVERY.as_nanos()).ok();
-    let builder = ReportBuilder::new(Header { every_ns, ..header })?;
+    let builder = ReportBuilder::new(Header { every_ns, ..header }, rank_by)?;
     let progress = Progress::new("Looking at this machine");
     let mut measured = Measured { builder, progress, started: Instant::now(), duration_ns };
     drive(&mut live, &mut measured)?;

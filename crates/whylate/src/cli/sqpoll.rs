@@ -23,7 +23,6 @@ const HOW_TO: &str = "a ring that is set up with IORING_SETUP_SQPOLL has one, e.
 /// A submission thread (IORING_SETUP_SQPOLL) that looks busy may only be spinning. whylate tells the two apart on any
 /// kernel from 6.1 on, without taking a ring's lock.
 #[derive(Debug, Args)]
-#[command(args_conflicts_with_subcommands = true)]
 #[command(mut_arg("why", |why| why.help(WAITS)), mut_arg("rank_by", |by| by.alias("by")))]
 #[command(after_help = "\
 examples:

@@ -25,9 +25,7 @@ pub use run::run;
 
 /// How late timers and the threads that they wake are, with the options and tables of `rtla timerlat`
 #[derive(Debug, Args)]
-#[command(
-    args_conflicts_with_subcommands = true,
-    after_help = "\
+#[command(after_help = "\
 examples:
     # a table, refreshed each second, until Ctrl-C
     whylate timerlat
@@ -38,8 +36,7 @@ examples:
     # the 5 worst activations of 10 seconds, with their causes
     whylate timerlat top --worst 5 -d 10s
     # each activation over 200 us with its causes, as it happens
-    whylate timerlat top --why 200us"
-)]
+    whylate timerlat top --why 200us")]
 pub struct Arguments {
     #[command(subcommand)]
     mode: Option<Mode>,
@@ -154,7 +151,7 @@ struct Common {
     /// CPUs to measure, e.g. 0,2-5
     #[arg(short, long, value_name = "CPUS")]
     cpus: Option<Cpus>,
-    /// CPUs on which everything else of whylate runs
+    /// CPUs for whylate's own threads (housekeeping CPUs)
     #[arg(short = 'H', long, value_name = "CPUS")]
     house_keeping: Option<Cpus>,
     /// End after this time (s, m, h, d; a bare number is in seconds)

@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use clap::Args;
 use jiff::tz::TimeZone;
+use whylate_model::culprits::By;
 use whylate_model::recording::{Header, Line};
 use whylate_model::units::printable;
 
-use crate::cli::arguments::{OwnCpus, Within};
+use crate::cli::arguments::{OwnCpus, Rank, Within};
 use crate::cli::values::{bytes, duration_ns, source};
 use crate::cli::{Origin, program, record};
 use crate::engine::sources::Wish;
@@ -41,7 +42,7 @@ const AT_ONCE: usize = 32;
 /// Enter opens the selected row, down to the causes and stacks of one late event. Space freezes; t and T step through time;
 /// brackets change the span; w saves the span as a recording; ? shows all keys.
 #[derive(Debug, Args)]
-#[command(mut_arg("cpus", |cpus| cpus.conflicts_with("file")))]
+#[command(mut_arg("cpus", |cpus| cpus.conflicts_with("file")), mut_arg("rank_by", |by| by.help("How culprits are ranked [default: name]")))]
 #[command(mut_arg("from", |from| from.requires("file")), mut_arg("to", |to| to.requires("file")), mut_arg("at", |at| at.requires("file")))]
 #[command(after_help = "\
 examples:
@@ -71,6 +72,8 @@ pub struct Arguments {
     within: Within,
     #[command(flatten)]
     of: program::Of,
+    #[command(flatten)]
+    rank: Rank,
     /// Memory for the past, from 1M to 4G (default: 64M; with FILE 1G, which holds most recordings entirely)
     #[arg(long, value_name = "SIZE", value_parser = history)]
     history: Option<u64>,
@@ -117,6 +120,7 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
         state.open_program(ProgramFilter::Program(program));
     }
     state.has_colours = color::is_on();
+    state.window.rank_by = arguments.rank.rank_by.map_or(By::Name, By::from);
     let mut screen = Screen::open()?;
     let feed = match recording {
         Some(recording) => Feed::recorded(recording),

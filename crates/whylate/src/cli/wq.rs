@@ -51,7 +51,7 @@ pub struct Arguments {
     /// Trace only this work handler
     #[arg(short, long, value_name = "HANDLER")]
     work: Option<String>,
-    /// Print a line per item that waited at least this long, as it happens (e.g. 10ms)
+    /// Print each item that waited at least this long, as it happens (e.g. 10ms)
     #[arg(long, value_name = "LATENCY", value_parser = duration_ns)]
     slower: Option<u64>,
     #[command(flatten)]

@@ -4,7 +4,6 @@
 use std::collections::BTreeMap;
 
 use jiff::tz::TimeZone;
-use whylate_model::culprits::By;
 use whylate_model::overview::{Gatherer, Overview, SourceSummary};
 use whylate_model::recording::{Header, Line};
 
@@ -479,7 +478,7 @@ impl State {
         self.window.is_starting = self.is_starting();
         let Some(newest) = self.at.or(self.window.history.newest()) else { return self.show() };
         self.window.range = self.window.history.window(newest, self.window_ns());
-        let mut gatherer = Gatherer::for_cards(self.window.cards(), By::Name);
+        let mut gatherer = Gatherer::for_cards(self.window.cards(), self.window.rank_by);
         let mut found: Vec<SourceSummary<'static>> = Vec::new();
         let mut lost: BTreeMap<String, u64> = BTreeMap::new();
         for tick in self.window.ticks() {

@@ -5,13 +5,14 @@ use jiff::tz::TimeZone;
 use proptest::prelude::*;
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
+use whylate_model::culprits::By;
 use whylate_model::path::PathSegment;
 use whylate_model::recording::Unmeasured;
 use whylate_model::recording::{Header, Line, Measured};
 use whylate_model::sources::{OFFCPU, TIMERLAT, WQ};
 use whylate_model::units::is_printable;
 use whylate_model::wait::{Wait, WaitClass};
-use whylate_model::{ActorName, Card, Cause, CauseKind, LateEvent, Series, Snapshot, Stack};
+use whylate_model::{ActorName, Card, Cause, CauseKind, Cgroup, LateEvent, Series, Snapshot, Stack};
 use whylate_sources::paths::Program;
 
 use super::draw::draw;
@@ -425,6 +426,30 @@ fn groups_culprits_by_thread_name() {
         (alike.len(), alike.rows()[0].opens.clone()),
         (64, Some(ViewKind::Culprit(CauseKind::Thread, ActorName::thread("dd", 1))))
     );
+}
+
+#[test]
+fn ranks_culprits_as_asked() {
+    let in_pod = |number: u32, pod: &str| Cause {
+        cgroup: Some(Cgroup::new(pod)),
+        ..Cause::new(CauseKind::Thread, ActorName::thread("dd", number), 900 * MS)
+    };
+    for (by, first, threads) in [(By::Culprit, "thread dd:1", 1), (By::Cgroup, "thread /pod1", 2)] {
+        let mut state = state(Glyphs::Ascii, 10, 120, 40);
+        state.window.rank_by = by;
+        press(&mut state, "\t");
+        let mut wq = snapshot(&WQ, 10);
+        let causes = [in_pod(1, "/pod1"), in_pod(2, "/pod1"), in_pod(3, "/pod2"), in_pod(1, "/pod1")];
+        wq.late = causes.map(|cause| late(10, "vmstat_update", vec![cause])).into();
+        add(&mut state, vec![Line::Snapshot(Box::new(wq))]);
+        state.press(Key::Home);
+        assert_eq!(state.view().panels[1].rows()[0].cells[3].text(), first);
+        press(&mut state, "\n");
+        let panels = &state.view().panels;
+        let events = if threads == 1 { "2" } else { "3" };
+        assert_eq!(panels[0].rows()[0].cells[2].text(), events, "{by:?}");
+        assert_eq!(panels.iter().any(|panel| panel.id == "alike"), threads > 1, "{by:?}");
+    }
 }
 
 #[test]

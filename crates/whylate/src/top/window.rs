@@ -6,6 +6,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use jiff::tz::TimeZone;
+use whylate_model::culprits::By;
 use whylate_model::overview::Overview;
 use whylate_model::recording::{Header, Line};
 use whylate_model::sources::named;
@@ -27,6 +28,8 @@ pub struct Window {
     pub range: Range<u64>,
     pub glyphs: Glyphs,
     pub zone: TimeZone,
+    /// How culprits are ranked.
+    pub rank_by: By,
     /// The sources had no time for results yet.
     pub is_starting: bool,
     /// Result of the last merge: most keys do not change it.
@@ -37,7 +40,17 @@ impl Window {
     /// Creates an empty window, before the first tick.
     pub fn new(history: History, glyphs: Glyphs, zone: TimeZone) -> Self {
         let (header, look) = (Header::default(), Overview::default());
-        Window { header, history, look, range: 0..0, glyphs, zone, is_starting: false, merged: RefCell::new(None) }
+        Window {
+            header,
+            history,
+            look,
+            range: 0..0,
+            glyphs,
+            zone,
+            rank_by: By::Name,
+            is_starting: false,
+            merged: RefCell::new(None),
+        }
     }
 
     /// Returns what an empty table shows: `otherwise`, once the sources had time for results.

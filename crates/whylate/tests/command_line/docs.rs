@@ -16,7 +16,7 @@ const REPLAYED: [&str; 7] = ["wq", "timerlat", "irqsoff", "offcpu", "sqpoll", "b
 const FORM: [char; 3] = ['[', '…', '$'];
 
 /// Paths and texts of README and all pages.
-fn pages() -> Result<Vec<(PathBuf, String)>> {
+pub fn pages() -> Result<Vec<(PathBuf, String)>> {
     let root = Path::new(ROOT);
     let docs = fs::read_dir(root.join("docs"))?.map(|file| Ok(file?.path())).collect::<Result<Vec<_>>>()?;
     let is_page = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "md");
@@ -41,7 +41,7 @@ fn split(page: &str) -> (String, String) {
 }
 
 /// Returns the words after `whylate` of a command, as a shell splits them: without a comment, a pipe or a redirection.
-fn words(command: &str) -> Vec<String> {
+pub fn words(command: &str) -> Vec<String> {
     let (mut words, mut word, mut quote) = (Vec::new(), None::<String>, None);
     for c in command.chars() {
         match (quote, c) {
@@ -61,7 +61,7 @@ fn words(command: &str) -> Vec<String> {
 }
 
 /// Returns the words after `whylate` of each command in a page.
-fn commands(page: &str) -> Vec<Vec<String>> {
+pub fn commands(page: &str) -> Vec<Vec<String>> {
     let (code, prose) = split(page);
     let code = code.replace("\\\n", " ");
     let in_code = code.lines().filter_map(|line| {

@@ -50,6 +50,7 @@ fn show(selection: Selection, input: impl BufRead, out: &mut dyn Write) -> anyho
     let options = ImportOptions { late_over_ns: lines_from_ns, worst };
     let mut timers = TopN::new(worst);
     let shown = IrqsoffTextOptions {
+        rank_by: None,
         histogram,
         timer_test: None,
         preempt: false,

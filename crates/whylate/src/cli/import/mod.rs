@@ -19,7 +19,7 @@ use crate::cli::arguments::Verbosity;
 use crate::cli::values::duration_ns;
 use crate::cli::{UsageError, existing};
 
-/// Show what another tool has recorded: traces, latency traces and stacks
+/// Show what another tool has recorded: traces or stacks
 ///
 /// The format is recognized: text of ftrace (trace, trace_pipe, latency traces), trace-cmd report, perf script and
 /// procstat -ka, /proc/PID/stack, and folded stacks, also from mails, web pages and logs.
@@ -51,22 +51,22 @@ pub struct Arguments {
     /// Write stacks, or the path of a command, to a file: .svg or .folded; of a path also .trace.json
     #[arg(short, long, value_name = "OUT")]
     output: Option<PathBuf>,
-    /// Print one JSON object (of traces)
+    /// Print one JSON object (not of stacks)
     #[arg(long)]
     json: bool,
-    /// Switches: explain the thread with this TID, instead of the first one that executes a program
+    /// Explain the thread with this TID, instead of the first one that executes a program (context switches only)
     #[arg(long, conflicts_with = "comm")]
     pid: Option<u32>,
-    /// Switches: explain the thread with this name
+    /// Explain the thread with this name (context switches only)
     #[arg(long, value_name = "NAME")]
     comm: Option<String>,
-    /// Interrupts: print a line for each section of at least this length (e.g. 1ms)
+    /// Print each section of at least this length, e.g. 1ms (interrupts only)
     #[arg(long, value_name = "LENGTH", value_parser = duration_ns)]
     slower: Option<u64>,
-    /// Interrupts: print the N longest sections with their stacks [default: 1, or none with --slower]
+    /// Print the N longest sections with their stacks (interrupts only) [default: 1, or none with --slower]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=10_000))]
     worst: Option<u16>,
-    /// Interrupts: print a histogram of lengths per culprit
+    /// Print a histogram of lengths per culprit (interrupts only)
     #[arg(long)]
     histogram: bool,
     #[command(flatten)]

@@ -29,11 +29,11 @@ pub struct Arguments {
 /// How stacks are printed.
 #[derive(Clone, Debug, Args)]
 pub struct Layout {
-    /// Stacks: what a stack begins with [default: process]
+    /// What a stack begins with (stacks only) [default: process]
     #[arg(long, value_enum)]
     pub by: Option<By>,
-    /// Stacks: put the innermost frame first, which merges stacks by where they wait (default: outermost first, whatever
-    /// the file's format)
+    /// Put the innermost frame first, which merges stacks by where they wait (stacks only) [default: outermost first,
+    /// whatever the file's format]
     #[arg(long)]
     pub leaf_first: bool,
 }

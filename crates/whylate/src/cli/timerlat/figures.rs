@@ -6,6 +6,7 @@ use std::io::Write;
 use jiff::tz::TimeZone;
 use whylate_model::sources::TIMERLAT;
 use whylate_model::{LateEvent, Snapshot, TopN};
+use whylate_sources::timerlat::Stop;
 
 use super::screen::Screen;
 use super::{Plan, View};
@@ -111,7 +112,8 @@ impl<'a> Figures<'a> {
         Ok(footer::write(out, &all, self.plan.common.verbosity.verbose)?)
     }
 
-    /// Writes whether a threshold was reached, `hit` being a CPU on which one was, below everything else. rtla's own line says so for its analysis alone.
+    /// Writes whether a threshold that stops the measurement, or without one `--why`, was reached, `hit` being a CPU on which
+    /// one was, below everything else. rtla's own line says so for its analysis alone.
     pub fn write_verdict(&self, out: &mut dyn Write, hit: Option<u32>) -> anyhow::Result<()> {
         let plan = self.plan;
         let is_bare = match &plan.view {
@@ -120,7 +122,9 @@ impl<'a> Figures<'a> {
             View::Analysis => true,
         };
         if !plan.common.json && !is_bare {
-            verdict::write(out, &self.total, plan.stop.irq_ns, plan.stop.thread_ns, hit)?;
+            let Stop { irq_ns, thread_ns } = plan.stop;
+            let thread_ns = if irq_ns.is_none() { thread_ns.or(plan.common.why) } else { thread_ns };
+            verdict::write(out, &self.total, irq_ns, thread_ns, hit)?;
         }
         Ok(())
     }

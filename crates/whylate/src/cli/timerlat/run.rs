@@ -109,6 +109,7 @@ fn replay(plan: &Plan<'_>, played: Played) -> anyhow::Result<u8> {
     if let Some(mut latest) = replayed.latest.take() {
         replayed.kept.move_into(&mut latest);
         replayed.figures.finish(replayed.out, latest, false)?;
+        replayed.figures.write_verdict(replayed.out, None)?;
     }
     replayed.out.flush()?;
     replay.finish().map(|()| status)

@@ -57,6 +57,7 @@ pub struct ReportBuilder {
     header: Header,
     cards: Vec<&'static Card>,
     slots: Slots,
+    rank_by: By,
     gatherer: Gatherer,
     listed: ListedEvents,
     victims: Victims,
@@ -108,15 +109,16 @@ impl Report {
 }
 
 impl ReportBuilder {
-    /// Starts a report of a recording with this header.
+    /// Starts a report of a recording with this header, with culprits ranked by `rank_by`.
     ///
     /// # Errors
     /// Fails if memory is exhausted.
-    pub fn new(header: Header) -> anyhow::Result<Self> {
+    pub fn new(header: Header, rank_by: By) -> anyhow::Result<Self> {
         let cards: Vec<&'static Card> = header.sources.iter().filter_map(|of| named(&of.source)).collect();
         Ok(ReportBuilder {
             slots: Slots::default(),
-            gatherer: Gatherer::for_cards(cards.clone(), By::Culprit),
+            rank_by,
+            gatherer: Gatherer::for_cards(cards.clone(), rank_by),
             listed: ListedEvents::default(),
             victims: Victims::default(),
             culprits: Culprits::default(),
@@ -142,7 +144,7 @@ impl ReportBuilder {
         // The account is read after the snapshots, when the next ones have started. A replay counts it with the next
         // ones.
         let lost = std::mem::take(&mut self.lost_since);
-        let mut tick_gatherer = Gatherer::for_cards(self.cards.clone(), By::Culprit);
+        let mut tick_gatherer = Gatherer::for_cards(self.cards.clone(), self.rank_by);
         let (mut found, mut snapshots, mut has_late) = (Vec::new(), Vec::new(), false);
         for line in lines {
             match line {
@@ -186,7 +188,9 @@ impl ReportBuilder {
         for culprit in &look.culprits {
             for of in &culprit.victims {
                 let delay = Delay { events: of.events, total_ns: of.total_ns, worst_ns: of.worst_ns };
-                self.culprits.add(slot, culprit.kind, &culprit.who, &of.source, delay);
+                // In each tick, a single thread of a name has its TID.
+                let by_name = (self.rank_by == By::Name).then(|| culprit.who.by_name());
+                self.culprits.add(slot, culprit.kind, by_name.as_ref().unwrap_or(&culprit.who), &of.source, delay);
             }
         }
         let parts = found.into_iter().zip(snapshots);

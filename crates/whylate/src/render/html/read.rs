@@ -9,6 +9,7 @@ use std::sync::mpsc::{Receiver, SyncSender, channel, sync_channel};
 use std::thread;
 
 use anyhow::Context as _;
+use whylate_model::culprits::By;
 use whylate_model::recording::{Header, Reader};
 use whylate_model::sources::named;
 use whylate_model::{Histogram, Snapshot, Stack};
@@ -34,7 +35,7 @@ enum Message {
 ///
 /// # Errors
 /// Fails if the file is not a recording, or has no snapshot in its span.
-pub fn recorded(recording: &Recording) -> anyhow::Result<Report> {
+pub fn recorded(recording: &Recording, rank_by: By) -> anyhow::Result<Report> {
     let (sender, receiver) = sync_channel(BATCHES_AHEAD);
     let (used_sender, used) = channel();
     let is_thinned = &AtomicBool::new(false);
@@ -44,7 +45,7 @@ pub fn recorded(recording: &Recording) -> anyhow::Result<Report> {
         let mut builder: Option<ReportBuilder> = None;
         for message in receiver {
             match (message, &mut builder) {
-                (Message::Header(header), _) => builder = Some(ReportBuilder::new(*header)?),
+                (Message::Header(header), _) => builder = Some(ReportBuilder::new(*header, rank_by)?),
                 (Message::Ticks(mut ticks), Some(builder)) => {
                     ticks.iter_mut().try_for_each(|tick| builder.tick(tick))?;
                     // At the end the reader no longer receives them.

@@ -267,7 +267,7 @@ mod tests {
             [(0, 0.0), (31, 2e8)],
         );
         (culprit.before, culprit.after.share) = (Measure { value: Some(0.0), ..Measure::default() }, Some(0.451));
-        let late = What::Late { late: "work items, until a worker starts them".to_owned() };
+        let late = What::Late { late: whylate_model::sources::WQ.judged.of.to_owned() };
         let series = What::Series {
             labels: [("handler", "vmstat_update"), ("workqueue", "mm_percpu_wq")]
                 .map(|(name, value)| (name.to_owned(), value.to_owned()))

@@ -255,11 +255,11 @@ mod tests {
             String::new()
         }
 
-        fn write_late_heading(&self, out: &mut dyn Write) -> io::Result<()> {
+        fn write_late_heading(&self, out: &mut dyn Write, _: bool) -> io::Result<()> {
             writeln!(out, "HEADING")
         }
 
-        fn write_late(&self, out: &mut dyn Write, event: &LateEvent, _: &TimeZone) -> io::Result<()> {
+        fn write_late(&self, out: &mut dyn Write, event: &LateEvent, _: &TimeZone, _: bool) -> io::Result<()> {
             writeln!(out, "event of {}", event.latency_ns)
         }
 
@@ -278,7 +278,7 @@ mod tests {
 
     fn written(next: Next, latencies_ns: impl Iterator<Item = u64>) -> String {
         let thresholds = Thresholds { explain_ns: Some(1), ..Thresholds::default() };
-        let shown = LatencyOptions { thresholds, rank_by: By::Culprit, lines_only: true };
+        let shown = LatencyOptions { thresholds, rank_by: By::Culprit, lines_only: true, is_verbose: false };
         let late = latencies_ns.map(|latency_ns| {
             let causes = vec![Cause::new(CauseKind::Work, "hog", latency_ns)];
             LateEvent { latency_ns, causes, ..LateEvent::default() }

@@ -5,7 +5,6 @@ use whylate_model::culprits::{Culprit, Ranking};
 use whylate_model::sources::{BLOCK, IRQSOFF};
 use whylate_model::{Card, CauseKind};
 
-use super::why;
 
 /// Where the next command measures, or which recording it shows.
 #[derive(Debug)]

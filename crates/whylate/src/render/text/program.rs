@@ -24,6 +24,10 @@ const MAX_IN_SENTENCE: usize = 3;
 const MAX_STATES: usize = 7;
 /// Maximum number of lines, unless everything is asked for.
 const MAX_LINES: usize = 25;
+/// All threads of a program are stuck if it did something else for less than this percentage of their time.
+const STUCK_PERCENT: f64 = 1.0;
+/// Command that shows what stuck threads wait for, and who holds it.
+const NEXT_IF_STUCK: &str = "NEXT\n  whylate offcpu --blocked 1s";
 /// A program is idle if it did something else for less than this percentage of the measured time.
 const IDLE_PERCENT: f64 = 5.0;
 
@@ -62,7 +66,10 @@ pub fn write(
     let details = text_of(|out| write_details(out, seen, screen, priority));
     let details: Vec<String> = details.lines().flat_map(|line| fitted(line, columns)).collect();
     let more: &[&str] = if screen.is_verbose { &[] } else { &["-v"] };
-    let last = fitted(&footer::about(&seen.lost, seen.span_ns, screen.is_verbose, more), columns);
+    let mut last = fitted(&footer::about(&seen.lost, seen.span_ns, screen.is_verbose, more), columns);
+    if is_stuck(&seen.budget) {
+        last.splice(0..0, NEXT_IF_STUCK.lines().map(str::to_owned));
+    }
     // Below the details are their count and an empty line.
     let room = MAX_LINES.saturating_sub(lines.len() + last.len() + 2);
     let shown = if screen.is_verbose || details.len() <= room + 1 { details.len() } else { room };
@@ -100,6 +107,13 @@ fn states(budget: &Budget) -> Vec<State<'_>> {
 fn is_by_design(waits: &Waits) -> bool {
     matches!(waits.ended_by, Some(EndedBy::NotOver | EndedBy::Timer))
         && of_syscall(&waits.via) == Some(CallWaits::For(WaitClass::Idle))
+}
+
+/// Returns whether all threads wait for something that did not come, and not by design.
+fn is_stuck(budget: &Budget) -> bool {
+    let stuck = budget.waits.iter().filter(|waits| waits.ended_by == Some(EndedBy::NotOver) && !is_by_design(waits));
+    let stuck_ns: u64 = stuck.map(|waits| waits.ns).sum();
+    stuck_ns > 0 && percent(budget.total_ns.saturating_sub(stuck_ns), budget) < STUCK_PERCENT
 }
 
 /// Renders the shares of the states, and the main cause of the waits; or that the program is idle.
@@ -409,6 +423,19 @@ mod tests {
             first(&budget),
             "bash:7937 (1 process, 1 thread) spent 100% of its time in futex (not over yet), over 2.00s."
         );
+    }
+
+    #[test]
+    fn stuck_program_has_a_next_command() {
+        let next = |via: &str, ended_by, on_cpu_ns| {
+            let waits = vec![waits(via, ended_by, &[2_000], &[])];
+            let budget = Budget { threads: 1, total_ns: 2_000 * MS + on_cpu_ns, on_cpu_ns, waits, ..Budget::default() };
+            written(&report("server:1", budget), None, false).contains("\nNEXT\n  whylate offcpu --blocked 1s\n")
+        };
+        assert!(next("futex", EndedBy::NotOver, 0) && next("flock", EndedBy::NotOver, MS));
+        assert!(!next("futex", EndedBy::Others, 0), "it goes on");
+        assert!(!next("futex", EndedBy::NotOver, 1_000 * MS), "another thread works");
+        assert!(!next("pselect6", EndedBy::NotOver, 0), "it waits by design");
     }
 
     #[test]

@@ -4,6 +4,7 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
+use whylate_model::culprits::By;
 use whylate_model::units::{format_ns, printable};
 use whylate_model::{ActorName, Cause, CauseKind, LateEvent};
 
@@ -18,15 +19,18 @@ const STACKS: usize = 5;
 /// Width of the columns beside the graph.
 const BESIDE_GRAPH: usize = 60;
 
-/// Iterates over the causes by this culprit: an actor or, without a TID, all of that name.
-fn own<'a>(event: &'a LateEvent, kind: CauseKind, who: &ActorName) -> impl Iterator<Item = &'a Cause> {
-    let is_it = move |cause: &&Cause| cause.kind == kind && (cause.who == *who || cause.who.is_named(who));
+/// Iterates over the causes by this culprit: an actor or, without a TID, all of that name, or all in that cgroup.
+fn own<'a>(window: &Window, event: &'a LateEvent, kind: CauseKind, who: &ActorName) -> impl Iterator<Item = &'a Cause> {
+    let by = window.rank_by;
+    let is_it = move |cause: &&Cause| {
+        cause.kind == kind && (cause.who == *who || cause.who.is_named(who) || *by.name_of(cause, event) == *who)
+    };
     event.causes.iter().filter(is_it)
 }
 
 /// Returns the delay by this culprit, in nanoseconds.
-fn delay(event: &LateEvent, kind: CauseKind, who: &ActorName) -> u64 {
-    own(event, kind, who).fold(0, |all, cause| all.saturating_add(cause.ns))
+fn delay(window: &Window, event: &LateEvent, kind: CauseKind, who: &ActorName) -> u64 {
+    own(window, event, kind, who).fold(0, |all, cause| all.saturating_add(cause.ns))
 }
 
 /// Delays of one victim, or by one thread.
@@ -62,7 +66,7 @@ pub fn panels(window: &Window, kind: CauseKind, who: &ActorName, columns: usize)
     let per_part = ticks_per_part(window, graph);
     let nothing = vec![Some(0); window.ticks().len().div_ceil(per_part)];
     for (card, tick, index, event) in late::events(window) {
-        let ns = delay(event, kind, who);
+        let ns = delay(window, event, kind, who);
         if ns == 0 {
             continue;
         }
@@ -76,7 +80,7 @@ pub fn panels(window: &Window, kind: CauseKind, who: &ActorName, columns: usize)
             *value = Some(value.unwrap_or(0).max(ns));
         }
         victim.event.get_or_insert(ViewKind::Event(card.name, tick, index));
-        for cause in own(event, kind, who) {
+        for cause in own(window, event, kind, who) {
             threads.entry(&cause.who).or_default().add(cause.ns);
             if !cause.stack.is_empty() {
                 let (count, ns) = stacks.entry(&cause.stack).or_default();
@@ -104,13 +108,13 @@ pub fn panels(window: &Window, kind: CauseKind, who: &ActorName, columns: usize)
     let title = format!("Victims of {}", why::culprit(kind, who));
     let victims_panel =
         Panel::table("victims", title, "<SOURCE, <VICTIM, EVENTS, TOTAL, WORST, =OVER TIME", rows.collect(), "nothing");
-    let mut panels = vec![victims_panel, late::panel(window, |_, event| delay(event, kind, who) > 0)];
+    let mut panels = vec![victims_panel, late::panel(window, |_, event| delay(window, event, kind, who) > 0)];
     let thread = threads.keys().next().copied().unwrap_or(who);
     if let (CauseKind::Thread, Some(comm), Some(_)) = (kind, thread.comm(), thread.tid()) {
         panels.extend(program::link(&[("thread".to_owned(), comm.to_owned())].into()));
     }
     if threads.len() > 1 {
-        panels.push(alike(kind, threads));
+        panels.push(alike(window, kind, threads));
     }
     if !stacks.is_empty() {
         panels.push(Panel::text("stacks", "Its stacks, innermost first", &stacks_in_words(stacks)));
@@ -118,9 +122,10 @@ pub fn panels(window: &Window, kind: CauseKind, who: &ActorName, columns: usize)
     panels
 }
 
-/// Lists the threads of that name, a row each.
-fn alike(kind: CauseKind, threads: BTreeMap<&ActorName, Delays>) -> Panel {
-    let title = format!("{} of that name", threads.len());
+/// Lists the threads of that name or in that cgroup, a row each.
+fn alike(window: &Window, kind: CauseKind, threads: BTreeMap<&ActorName, Delays>) -> Panel {
+    let what = if window.rank_by == By::Cgroup { "in that cgroup" } else { "of that name" };
+    let title = format!("{} {what}", threads.len());
     let all_ns = threads.values().fold(0_u64, |all, of| all.saturating_add(of.total_ns));
     let mut order: Vec<_> = threads.into_iter().collect();
     order.sort_by_key(|(_, of)| Reverse(of.total_ns));

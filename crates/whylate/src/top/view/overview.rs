@@ -4,7 +4,7 @@
 use std::ops::RangeInclusive;
 
 use whylate_model::Card;
-use whylate_model::culprits::Culprit;
+use whylate_model::culprits::{By, Culprit};
 use whylate_model::late::LateKind;
 use whylate_model::overview::RowKind;
 use whylate_model::sources::named;
@@ -137,8 +137,11 @@ pub fn culprits_of(window: &Window, culprits: &[Culprit], columns: usize) -> Pan
             Cell::Ns(culprit.worst_ns()),
             Cell::Text(delayed_events(culprit)),
         ]);
-        // Keyed by name alone, so that the row stays the same when more threads of that name appear.
-        let name = culprit.who.by_name();
+        let name = match window.rank_by {
+            // Keyed by name alone, so that the row stays the same when more threads of that name appear.
+            By::Name => culprit.who.by_name(),
+            By::Culprit | By::Cgroup => culprit.who.clone(),
+        };
         Row {
             key: format!("{} {name}", culprit.kind.name()),
             cells,

@@ -5,7 +5,6 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use whylate_model::culprits::By;
 use whylate_model::overview::Gatherer;
 use whylate_model::units::format_ns;
 use whylate_model::wait::WaitClass;
@@ -27,7 +26,7 @@ pub fn panels(window: &Window, program: &ProgramFilter, columns: usize) -> Vec<P
     let late = || late::events(window).filter(|(.., event)| program.matches(&event.labels));
     let seen = own().map(|stack| &stack.labels).chain(late().map(|(.., event)| &event.labels)).next();
     let mut panels = vec![time(window, program, seen, own())];
-    let mut gatherer = Gatherer::for_cards(window.cards(), By::Name);
+    let mut gatherer = Gatherer::for_cards(window.cards(), window.rank_by);
     late().for_each(|(card, .., event)| gatherer.add_kept(card, event));
     let culprits = gatherer.finish_with(&[], Vec::new()).culprits;
     panels.push(overview::culprits_of(window, &culprits, columns));

@@ -8,13 +8,14 @@ use std::cmp::Reverse;
 use std::io::{self, Write};
 
 use jiff::tz::TimeZone;
+use whylate_model::culprits::By;
 use whylate_model::irqsoff::{NO_RESCHEDULE_POINT, advice};
 use whylate_model::sources::IRQSOFF;
 use whylate_model::units::{format_ns, printable};
-use whylate_model::{CauseKind, Histogram, LateEvent, Series, Snapshot, TopN};
+use whylate_model::{CauseKind, Culprits, Histogram, LateEvent, Series, Snapshot, TopN};
 
 use crate::render::text::table::Table;
-use crate::render::text::{Output, footer, histogram};
+use crate::render::text::{Output, footer, histogram, why};
 
 #[derive(Clone, Copy, Debug)]
 pub struct IrqsoffTextOptions {
@@ -30,6 +31,8 @@ pub struct IrqsoffTextOptions {
     pub lines_from_ns: Option<u64>,
     /// Number of longest sections to print.
     pub worst: Option<usize>,
+    /// How the culprits of explained sections are ranked, if they are.
+    pub rank_by: Option<By>,
     /// Sections shorter than this are ignored, in nanoseconds.
     pub from_ns: u64,
     /// Print lost events by reason.
@@ -43,6 +46,8 @@ pub struct IrqsoffText {
     console_level: Option<u32>,
     /// The longest sections with interrupts off, and the latest interrupts for other reasons.
     worst: Option<(TopN, TopN)>,
+    /// The culprits of explained sections, if they are ranked.
+    culprits: Option<Culprits>,
     /// Whether nothing was written yet.
     is_empty: bool,
 }
@@ -56,6 +61,7 @@ impl IrqsoffText {
             terminal_columns,
             console_level,
             worst: shown.worst.map(|count| (TopN::new(count), TopN::new(count))),
+            culprits: shown.rank_by.map(Culprits::by),
             is_empty: true,
         }
     }
@@ -103,6 +109,7 @@ impl Output for IrqsoffText {
         if self.shown.lines_from_ns.is_some_and(|from_ns| event.latency_ns >= from_ns) {
             line::write(out, event, &self.zone)?;
         }
+        self.culprits.iter_mut().for_each(|culprits| culprits.add(&IRQSOFF, event));
         if let Some((irqs_off, others)) = &mut self.worst {
             let is_off = match event.labels.get("kind") {
                 Some(kind) => [CauseKind::IrqsOff.name(), CauseKind::PreemptOff.name(), NO_RESCHEDULE_POINT]
@@ -147,6 +154,10 @@ impl Output for IrqsoffText {
             }
         }
         let shown = self.write_worst(out)?;
+        if let Some(ranking) = self.culprits.as_mut().map(Culprits::take).filter(|ranking| !ranking.is_empty()) {
+            writeln!(out)?;
+            why::write_ranking(out, &ranking, IRQSOFF.words)?;
+        }
         let advice = advice(&snapshot, &shown, self.console_level);
         if !advice.is_empty() {
             writeln!(out)?;
@@ -304,6 +315,17 @@ mod tests {
     #[test]
     fn only_lengths_over_the_limit_are_colored() {
         assert_eq!(colored(|| printed("")), ["11.0ms", "11.0ms"]);
+    }
+
+    #[test]
+    fn culprits_by_name() {
+        let ranked = printed("--why 5ms --rank-by name");
+        let (_, ranking) =
+            ranked.split_once("2 late interrupts took 25.0ms in total. Who caused it:\n").expect("a ranking");
+        let mut lines = ranking.lines().map(str::trim);
+        assert_eq!(lines.next(), Some("56.1%  steal (hypervisor) delayed 1 interrupt by 14.0ms"), "{ranked}");
+        assert!(lines.next().is_some_and(|line| line.starts_with("43.7%  interrupts off in qseecom:6462")), "{ranked}");
+        assert!(!printed("--why 5ms").contains("Who caused it"));
     }
 
     #[test]

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Renders whether a machine has kept the thresholds that stop a measurement.
+//! Renders whether a machine has kept the thresholds of a measurement.
 
 use std::io::{self, Write};
 
