@@ -28,8 +28,6 @@ const MAX_WORST: usize = 5;
 /// Maximum number of worst events of one source, so that one source cannot hide the others.
 const MAX_WORST_OF_SOURCE: usize = 3;
 
-/// Events that are left out on purpose, so that they are not lost: whylate's own.
-
 /// The overview: the results of all sources.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]

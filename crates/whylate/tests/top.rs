@@ -138,8 +138,7 @@ fn finds_culprit_and_writes_recording() -> Result<()> {
     tmux.run_top("--sources wq,timerlat,offcpu")?;
     let hog = Running::start(&["inject", "hog", "--for", "40ms", "--every", "100ms", "--times", "600", "--cpu", "0"])?;
     tmux.wait_for("thread whylate-hog")?;
-    // The culprit, its victims, and one of their events.
-    tmux.press(&["Tab"])?;
+    // The culprit, its victims, and one of their events. Culprits come first, and have the focus.
     tmux.type_line("/whylate-hog")?;
     tmux.press(&["Enter"])?;
     let culprit = tmux.wait_for("Victims of thread whylate-hog")?;

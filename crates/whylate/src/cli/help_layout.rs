@@ -49,7 +49,8 @@ pub fn arranged(command: clap::Command, is_brief: bool) -> clap::Command {
     if is_brief {
         let line =
             |command: &clap::Command| format!("  {:<12}{}\n", command.get_name(), brief(&about(command), BRIEF_ABOUT));
-        let lines: String = shown().map(line).collect();
+        // Whoever installs whylate finds the completions in its longer help.
+        let lines: String = shown().filter(|command| command.get_name() != "completions").map(line).collect();
         let template =
             format!("{{about}}\n\n{{usage-heading}} {{usage}}\n\n{lines}Options and examples: whylate --help");
         let first = brief(&about(&command), BRIEF_TITLE).to_owned();

@@ -32,7 +32,7 @@ use crate::serve::{Published, Server};
 use crate::store::Recorder;
 use crate::store::play::Recording;
 
-/// Export what all sources see to Prometheus: latencies, what is late, and who causes it
+/// Export latencies, and who causes the late ones, to Prometheus
 ///
 /// Counters are at /metrics, as text and as protobuf with native histograms. /debug/pprof/offcpu?seconds=N is a profile of where
 /// threads wait, /debug/report?seconds=N a report. Only this machine can connect unless --listen says otherwise; names of processes
@@ -46,8 +46,8 @@ examples:
     whylate serve --listen 10.0.0.7:9797
     # and a recording of the week, for whylate replay
     whylate serve --record /var/log/whylate/ --keep 7d --max-size 2G
-    # a file of the last 15 minutes when tasks wait for a CPU
-    whylate serve --record flights/ --ring 15m --on-pressure 'cpu.some>20%/2s'
+    # a file of the last 15 minutes when something is that late
+    whylate serve --record flights/ --ring 15m --on-late 100ms
     # the metrics of a recording, as fast as it was made
     whylate replay web1.whylate serve")]
 pub struct Arguments {
@@ -83,6 +83,13 @@ const DEFAULT: &str = "127.0.0.1:9797";
 /// # Errors
 /// Fails if no source can attach, or an address cannot be listened on.
 pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
+    if arguments.record.is_some() && !origin.is_live() {
+        return Err(UsageError(anyhow!("a replay cannot be recorded again: omit --record")).into());
+    }
+    if arguments.kept.needs_recording() && arguments.record.is_none() {
+        let what = "--ring, --keep and --max-size are for a recording: give --record DIR/ with them";
+        return Err(UsageError(anyhow!(what)).into());
+    }
     let listeners = arguments.listeners()?;
     let names: Vec<String> = listeners.iter().map(Listener::name).collect();
     match origin {
@@ -110,12 +117,6 @@ impl Arguments {
 
 fn live(arguments: &Arguments, listeners: Vec<Listener>, names: &[String]) -> anyhow::Result<()> {
     let watch = Watch::of_signals().context("cannot watch for Ctrl-C")?;
-    if arguments.kept.needs_recording() && arguments.record.is_none() {
-        return Err(UsageError(anyhow!(
-            "--ring, --keep and --max-size are for a recording: give --record DIR/ with them"
-        ))
-        .into());
-    }
     let triggers = arguments.kept.triggers()?;
     let wish = Wish {
         only: arguments.sources.clone(),
@@ -170,9 +171,6 @@ fn replay(
     listeners: Vec<Listener>,
     names: &[String],
 ) -> anyhow::Result<()> {
-    if arguments.record.is_some() {
-        return Err(UsageError(anyhow!("a replay cannot be recorded again: omit --record")).into());
-    }
     let watch = Watch::of_signals().context("cannot watch for Ctrl-C")?;
     let mut replay = Replay::new(recording.play()?);
     let header = replay.header();
@@ -180,7 +178,8 @@ fn replay(
     let attached = attached.chain(header.unmeasured.iter().filter_map(|of| Some((named(&of.source)?.name, false))));
     let interval = Duration::from_nanos(arguments.every);
     let mut exporter = Exporter::new(header.start_unix_ns, attached.collect(), interval);
-    exporter.replayed = Some(Replayed { watch, speed: recording.speed.unwrap_or(1.0), is_over: false });
+    let end = arguments.duration.and_then(|ns| Instant::now().checked_add(Duration::from_nanos(ns)));
+    exporter.replayed = Some(Replayed { watch, speed: recording.speed.unwrap_or(1.0), end, is_over: false });
     exporter.publish(None)?;
     let server = Server::start(listeners, Arc::clone(&exporter.published), false)?;
     say!("whylate: serving at {} (Ctrl-C ends it)", names.join(", "));
@@ -188,7 +187,6 @@ fn replay(
     replay.finish()?;
     // The last metrics stay.
     if let Some(Replayed { watch, is_over: false, .. }) = exporter.replayed.take() {
-        let end = arguments.duration.map(|ns| Instant::now() + Duration::from_nanos(ns));
         watch.until(end)?;
     }
     drop(server);
@@ -212,7 +210,9 @@ struct Exporter {
 struct Replayed {
     watch: Watch,
     speed: f64,
-    /// Whether a signal has ended it.
+    /// When the duration ends, if one is given.
+    end: Option<Instant>,
+    /// Whether a signal or the duration has ended it.
     is_over: bool,
 }
 
@@ -285,9 +285,11 @@ impl Sink for Exporter {
             recorder.take_problem().into_iter().for_each(|problem| say!("whylate: {problem}"));
         }
         self.publish(Some(self.interval))?;
-        if let Some(Replayed { watch, speed, is_over }) = &mut self.replayed {
+        if let Some(Replayed { watch, speed, end, is_over }) = &mut self.replayed {
             let pause = Duration::from_secs_f64((span_ns.unwrap_or(0) as f64 / 1e9 / *speed).min(3_600.0));
-            *is_over = watch.until(Some(Instant::now() + pause))? != Ended::Time;
+            let until = Instant::now() + pause;
+            let ended = watch.until(Some(end.map_or(until, |end| until.min(end))))?;
+            *is_over = ended != Ended::Time || end.is_some_and(|end| Instant::now() >= end);
             if *is_over {
                 return Ok(ControlFlow::Break(()));
             }

@@ -437,13 +437,12 @@ fn ranks_culprits_as_asked() {
     for (by, first, threads) in [(By::Culprit, "thread dd:1", 1), (By::Cgroup, "thread /pod1", 2)] {
         let mut state = state(Glyphs::Ascii, 10, 120, 40);
         state.window.rank_by = by;
-        press(&mut state, "\t");
         let mut wq = snapshot(&WQ, 10);
         let causes = [in_pod(1, "/pod1"), in_pod(2, "/pod1"), in_pod(3, "/pod2"), in_pod(1, "/pod1")];
         wq.late = causes.map(|cause| late(10, "vmstat_update", vec![cause])).into();
         add(&mut state, vec![Line::Snapshot(Box::new(wq))]);
         state.press(Key::Home);
-        assert_eq!(state.view().panels[1].rows()[0].cells[3].text(), first);
+        assert_eq!(state.view().panels[0].rows()[0].cells[3].text(), first);
         press(&mut state, "\n");
         let panels = &state.view().panels;
         let events = if threads == 1 { "2" } else { "3" };

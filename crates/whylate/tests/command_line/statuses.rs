@@ -219,9 +219,9 @@ const LINES: [(&str, Lines); 21] = [
 /// Statuses that a command of the table has, but no line above, with the reason.
 const WITHOUT_LINE: [(&str, i32, &str); 1] = [("sqpoll", LATE, "no recording has a submission thread that was late")];
 
-/// Names of all commands in `whylate -h`, and of the overview.
+/// Names of all commands in `whylate --help`, and of the overview.
 pub fn commands() -> Result<BTreeSet<String>> {
-    let help = text(&output_of(&["-h"])?.stdout);
+    let help = text(&output_of(&["--help"])?.stdout);
     let rows = help
         .lines()
         .filter(|line| line.starts_with("  ") && line.as_bytes().get(2).is_some_and(u8::is_ascii_lowercase));

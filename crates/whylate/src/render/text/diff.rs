@@ -342,7 +342,7 @@ mod tests {
         );
         let gone = "a.whylate waits because of disk vda, and b?.whylate does not: 1.00ms/s.";
         assert_eq!(delay([(4, 1e6), (0, 0.0)]), gone);
-        let late = What::Late { late: "work items, until a worker starts them".to_owned() };
+        let late = What::Late { late: "workqueue latency, from queued to started".to_owned() };
         assert_eq!(
             of(late, Unit::PerHour, [(2, 120.0), (31, 1860.0)]),
             "b?.whylate has work items over their limit, 15.5 times as many as a.whylate: 1860/h, not 120/h."

@@ -295,7 +295,7 @@ mod tests {
     fn ranking_leads_below_a_replay() {
         let ranking = "2 late items waited 12ns in total. Who caused it:\n    100.0%  hog delayed 2 items of 1 handler \
                        by 12ns in total, worst 9ns\n";
-        let what = "  # work items, until a worker starts them";
+        let what = "  # workqueue latency, from queued to started";
         let live = written(Next::Live(|_| None), [3, 9].into_iter());
         assert_eq!(
             live,

@@ -5,7 +5,6 @@ use whylate_model::culprits::{Culprit, Ranking};
 use whylate_model::sources::{BLOCK, IRQSOFF};
 use whylate_model::{Card, CauseKind};
 
-
 /// Where the next command measures, or which recording it shows.
 #[derive(Debug)]
 pub enum Next {
@@ -76,7 +75,7 @@ mod tests {
     fn command_shows_more_of_the_main_culprit() {
         let live = Next::Live(|tid| (tid == 43).then_some(42));
         let next = |kind, who| live.lines(&WQ, &ranking(kind, who)).join(" ");
-        let table = "# work items, until a worker starts them whylate wq --table -d 10s";
+        let table = "# workqueue latency, from queued to started whylate wq --table -d 10s";
         assert_eq!(next(CauseKind::IrqsOff, "dd:7"), "# what keeps interrupts off whylate irqsoff -d 10s");
         assert_eq!(next(CauseKind::Thread, "hog-thread:43"), "# what this process does whylate -p 42");
         // Such a thread has exited.
@@ -95,7 +94,7 @@ mod tests {
         let disk = "# the processes that use the disk whylate replay a.whylate block --table --by process";
         assert_eq!(next(&["wq", "block"], CauseKind::Disk), disk);
         assert_eq!(next(&["wq", "irqsoff"], CauseKind::Disk), "# what else was late whylate replay a.whylate");
-        let alone = "# work items, until a worker starts them whylate replay a.whylate wq --table";
+        let alone = "# workqueue latency, from queued to started whylate replay a.whylate wq --table";
         assert_eq!(next(&["wq"], CauseKind::Disk), alone);
     }
 }

@@ -105,7 +105,8 @@ mod tests {
         ];
         let mut text = TimerText::new(false, false, None);
         insta::assert_snapshot!(whole_output(&mut text, Keep::Nothing, Vec::new(), snapshot.clone()));
-        let screen = |out: &mut dyn Write, columns| TimerText::new(false, false, columns).snapshot(out, snapshot.clone());
+        let screen =
+            |out: &mut dyn Write, columns| TimerText::new(false, false, columns).snapshot(out, snapshot.clone());
         insta::assert_snapshot!("timers_on_a_terminal", screens_of(screen));
     }
 }
