@@ -23,6 +23,7 @@ formatdir := $(DESTDIR)$(PREFIX)/share/man/man5
 bashdir := $(DESTDIR)$(PREFIX)/share/bash-completion/completions
 zshdir := $(DESTDIR)$(PREFIX)/share/zsh/site-functions
 fishdir := $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d
+unitdir := $(DESTDIR)$(PREFIX)/lib/systemd/system
 
 .PHONY: help
 help: ## this list
@@ -205,26 +206,31 @@ bench-timerlat-vm: ## what `whylate timerlat` reports and costs, compared with r
 	$(CARGO) run --release -p whylate-bench -- timerlat-vm
 
 .PHONY: install
-install: ## install program, man pages and completions (PREFIX=/usr/local, DESTDIR=)
+install: ## install program, man pages, completions and units, which stay disabled (PREFIX=/usr/local, DESTDIR=)
 	@# Under sudo, cargo would be another user's, or leave root-owned files in the build directory.
 	@if [ -z "$${SUDO_USER:-}" ]; then $(MAKE) build; fi
 	@test -x $(binary) || { echo 'install: there is no $(binary): run `make build` first' >&2; exit 1; }
 	@made=$$(mktemp -d); trap 'rm -rf "$$made"' EXIT; \
 	$(binary) generate man --to "$$made/man"; \
 	$(binary) generate completions --to "$$made/completions"; \
-	install -d $(bindir) $(mandir) $(formatdir) $(bashdir) $(zshdir) $(fishdir); \
+	install -d $(bindir) $(mandir) $(formatdir) $(bashdir) $(zshdir) $(fishdir) $(unitdir); \
 	install -m 755 $(binary) $(bindir)/whylate; \
 	install -m 644 "$$made"/man/*.1 $(mandir)/; \
 	install -m 644 "$$made"/man/*.5 $(formatdir)/; \
 	install -m 644 "$$made/completions/whylate.bash" $(bashdir)/whylate; \
 	install -m 644 "$$made/completions/_whylate" $(zshdir)/_whylate; \
-	install -m 644 "$$made/completions/whylate.fish" $(fishdir)/whylate.fish
+	install -m 644 "$$made/completions/whylate.fish" $(fishdir)/whylate.fish; \
+	for unit in whylate-exporter whylate-recorder; do \
+	    sed 's|/usr/bin/whylate|$(PREFIX)/bin/whylate|' packaging/$$unit.service >"$$made/$$unit.service"; \
+	    install -m 644 "$$made/$$unit.service" $(unitdir)/; \
+	done
 	@echo 'installed $(bindir)/whylate'
 
 .PHONY: uninstall
 uninstall: ## remove what `make install` put there
 	rm -f $(bindir)/whylate $(mandir)/whylate.1 $(mandir)/whylate-*.1 $(formatdir)/whylate-recording.5
 	rm -f $(bashdir)/whylate $(zshdir)/_whylate $(fishdir)/whylate.fish
+	rm -f $(unitdir)/whylate-exporter.service $(unitdir)/whylate-recorder.service
 
 .PHONY: static
 static: ## a static x86-64 binary: target/static/whylate

@@ -18,6 +18,8 @@ mod statuses;
 #[allow(dead_code)]
 #[path = "running/terminal.rs"]
 mod terminal;
+#[path = "command_line/units.rs"]
+mod units;
 
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Output, Stdio};
@@ -77,8 +79,8 @@ fn refusals_say_what_to_write() -> Result<()> {
         (&["offcpu", "--rank-by", "name"], "--rank-by ranks the culprits of late events: give --why with it"),
         (&["-p", "1", "--rank-by", "cgroup"], "--rank-by ranks the culprits of the whole machine: omit it, or -p"),
         (&["-p", "1", "--fail-if-late"], "--fail-if-late judges the whole machine: omit it, or -p"),
-        (&["offcputime", "-p", "1", "10"], "offcputime is a tool of bcc: use `whylate offcpu -d 10s`"),
-        (&["cyclictest", "-m"], "cyclictest is a tool of rt-tests: use `whylate timerlat`"),
+        (&["offcputime", "-p", "1", "10"], "offcputime (bcc) is not a whylate command: use `whylate offcpu -d 10s`"),
+        (&["cyclictest", "-m"], "cyclictest (rt-tests) is not a whylate command: use `whylate timerlat`"),
         (&["offcpuu"], "a similar subcommand exists: 'offcpu'"),
         (&["replay", "x.whylate", "-d", "1s"], "the overview has all of a recording: choose a span with --at"),
         (&["help", "nonsense"], "there is no help on nonsense (see `whylate --help`)"),

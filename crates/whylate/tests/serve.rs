@@ -16,11 +16,8 @@ use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixStream;
-use std::thread;
-use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use rustix::process::Signal;
 
 use client::{Served, get, request};
 
@@ -96,11 +93,8 @@ fn unix_socket_is_its_owners() -> Result<()> {
     stream.write_all(b"POST /-/keep HTTP/1.1\r\n\r\n")?;
     let mut reply = String::new();
     stream.read_to_string(&mut reply)?;
-    ensure!(reply.starts_with("HTTP/1.1 404 ") && reply.contains("nothing is recorded"), "{reply}");
-    served.running.signal(Signal::TERM)?;
-    while served.running.is_alive()? {
-        thread::sleep(Duration::from_millis(5));
-    }
+    ensure!(reply.starts_with("HTTP/1.1 404 ") && reply.contains("no flight recorder"), "{reply}");
+    served.stop()?;
     ensure!(!path.exists(), "the socket is left behind");
     Ok(())
 }

@@ -139,7 +139,7 @@ fn finds_culprit_and_writes_recording() -> Result<()> {
     let hog = Running::start(&["inject", "hog", "--for", "40ms", "--every", "100ms", "--times", "600", "--cpu", "0"])?;
     tmux.wait_for("thread whylate-hog")?;
     // The culprit, its victims, and one of their events. Culprits come first, and have the focus.
-    tmux.type_line("/whylate-hog")?;
+    tmux.type_line("/thread whylate-hog")?;
     tmux.press(&["Enter"])?;
     let culprit = tmux.wait_for("Victims of thread whylate-hog")?;
     ensure!(["timerlat", "wq", "offcpu"].iter().any(|source| culprit.contains(source)), "{culprit}");

@@ -2,6 +2,7 @@
 //! The verdict of an overview, which the overview, `whylate top` and reports put into the same words.
 
 use super::{Overview, Row};
+use crate::CauseKind;
 use crate::culprits::Culprit;
 
 /// What was late over a span, and its main culprit.
@@ -39,11 +40,14 @@ impl Overview {
         let has_all = self.sources.iter().all(|of| of.late_of.is_some() || of.late >= of.late_figures);
         let recorded = || self.sources.iter().map(|of| of.late + of.held_up.as_ref().map_or(0, |of| of.late)).sum();
         let explained_ns = self.explained_ns();
-        let main = self.culprits.first().filter(|_| explained_ns > 0).map(|culprit| MainCulprit {
-            culprit,
-            percent: culprit.total_ns as f64 * 100.0 / explained_ns as f64,
-            is_of_all: has_all && self.unexplained().events == 0,
-        });
+        let main =
+            self.culprits.iter().find(|culprit| culprit.kind != CauseKind::Unknown).filter(|_| explained_ns > 0).map(
+                |culprit| MainCulprit {
+                    culprit,
+                    percent: culprit.total_ns as f64 * 100.0 / explained_ns as f64,
+                    is_of_all: has_all && self.unexplained().events == 0,
+                },
+            );
         let late: Vec<Row<'_>> = self.rows().filter(|row| row.is_late).collect();
         Verdict {
             host: &self.host,

@@ -73,11 +73,11 @@ impl<K: Clone + Ord> Largest<K> {
     pub fn pass(&mut self, ns: u64) {
         let weight = 0.5_f64.powf(ns as f64 / HALF_LIFE_NS);
         self.sums.values_mut().for_each(|sum| sum.growth *= weight);
-        let by_growth = |a: &(K, f64), b: &(K, f64)| a.1.total_cmp(&b.1);
+        let by_growth = |a: &(&K, f64), b: &(&K, f64)| a.1.total_cmp(&b.1);
         for _ in 0..self.limit {
             let of = |is_shown: bool| {
                 let sums = self.sums.iter().filter(move |(_, sum)| sum.is_shown == is_shown);
-                sums.map(|(key, sum)| (key.clone(), sum.growth))
+                sums.map(|(key, sum)| (key, sum.growth))
             };
             let (Some((least, low)), Some((most, high))) = (of(true).min_by(by_growth), of(false).max_by(by_growth))
             else {
@@ -86,17 +86,18 @@ impl<K: Clone + Ord> Largest<K> {
             if (low * CLEARLY).partial_cmp(&high) != Some(Ordering::Less) {
                 break;
             }
-            for (key, is_shown) in [(least, false), (most, true)] {
+            for (key, is_shown) in [(least.clone(), false), (most.clone(), true)] {
                 self.sums.entry(key).and_modify(|sum| sum.is_shown = is_shown);
             }
         }
         // A tenth of the room is for labels to come.
         let most = self.limit.saturating_mul(REMEMBERED) * 9 / 10;
         if self.sums.len() > most {
-            let mut hidden: Vec<(K, f64)> =
-                self.sums.iter().filter(|(_, sum)| !sum.is_shown).map(|(key, sum)| (key.clone(), sum.growth)).collect();
+            let hidden = self.sums.iter().filter(|(_, sum)| !sum.is_shown).map(|(key, sum)| (key, sum.growth));
+            let mut hidden: Vec<(&K, f64)> = hidden.collect();
             hidden.sort_by(by_growth);
-            for (key, _) in hidden.into_iter().take(self.sums.len() - most) {
+            let forgotten: Vec<K> = hidden.iter().take(self.sums.len() - most).map(|(key, _)| (*key).clone()).collect();
+            for key in forgotten {
                 self.sums.remove(&key);
             }
         }

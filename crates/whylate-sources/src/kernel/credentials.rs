@@ -8,7 +8,7 @@ use std::io;
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 
-use rustix::process::{Gid, Uid, getegid, geteuid, getgid, getuid};
+use rustix::process::{Gid, Signal, Uid, getegid, geteuid, getgid, getuid, set_parent_process_death_signal};
 use rustix::thread::{
     CapabilitySet, CapabilitySets, capabilities, set_capabilities, set_thread_groups, set_thread_res_gid,
     set_thread_res_uid,
@@ -66,6 +66,13 @@ pub fn run_as_real_user(command: &mut Command) {
     if (getuid(), getgid()) != (geteuid(), getegid()) {
         run_as(command, getuid(), getgid(), None);
     }
+}
+
+/// Has a program get SIGTERM when the thread that starts it ends, however that happens.
+pub fn end_with_this_thread(command: &mut Command) {
+    let ask = || -> io::Result<()> { Ok(set_parent_process_death_signal(Some(Signal::TERM))?) };
+    // SAFETY: `ask` makes one system call, and neither allocates nor takes locks.
+    unsafe { command.pre_exec(ask) };
 }
 
 /// Runs a program as another user.

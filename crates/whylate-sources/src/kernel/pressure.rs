@@ -33,7 +33,7 @@ impl FromStr for PressureThreshold {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let how =
-            || "give it such as 'cpu.some>20%/2s', 'memory.full>100ms/1s' or 'io.some>50%/1s in /web.slice'".to_owned();
+            || "write it like 'cpu.some>20%/2s', 'memory.full>100ms/1s' or 'io.some>50%/1s in /web.slice'".to_owned();
         let (condition, cgroup) = match text.split_once(" in ") {
             Some((condition, cgroup)) if cgroup.starts_with('/') => (condition, Some(cgroup.trim().to_owned())),
             Some(_) => return Err(how()),
@@ -44,6 +44,9 @@ impl FromStr for PressureThreshold {
         let (resource, kind) = what.trim().split_once('.').ok_or_else(how)?;
         let resource = ["cpu", "memory", "io"].into_iter().find(|known| *known == resource).ok_or_else(how)?;
         let kind = ["some", "full"].into_iter().find(|known| *known == kind).ok_or_else(how)?;
+        if (resource, kind, &cgroup) == ("cpu", "full", &None) {
+            return Err("the kernel has no cpu.full of the whole system: use cpu.some, or name a cgroup".to_owned());
+        }
         let us = |text: &str| {
             whylate_model::units::parse_duration_ns(text.trim(), None).map(|ns| ns / 1_000).map_err(|_| how())
         };
@@ -89,7 +92,7 @@ impl PressureTrigger {
         let name = path.display();
         let mut file = OpenOptions::new().read(true).write(true).open(&path).map_err(|error| match error.kind() {
             std::io::ErrorKind::NotFound => {
-                format!("{name} is not there: the kernel has no account of pressure (boot it with psi=1), or the cgroup is gone")
+                format!("{name} does not exist: boot the kernel with psi=1, or check the path of the cgroup")
             }
             _ => format!("cannot open {name}: {error}"),
         })?;
@@ -148,6 +151,7 @@ mod tests {
             "disk.some>1%/1s",
             "cpu.any>1%/1s",
             "cpu.some>0%/1s",
+            "cpu.full>1%/1s",
             "cpu.some>101%/1s",
             "cpu.some>1s/500ms",
             "cpu.some>1%/1m",

@@ -61,7 +61,7 @@ pub struct Explain {
     /// Explain every latency of THRESHOLD or more (e.g. 5ms): its causes, and who caused most of the delay
     #[arg(long, value_name = "THRESHOLD", value_parser = duration_ns)]
     pub why: Option<u64>,
-    /// Print only the N longest at each output, with their causes; without --why, of those over the source's own limit
+    /// Print only the N longest at each output, with their causes; without --why, those over the source's own limit
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=10_000))]
     pub worst: Option<u16>,
     /// Exit with status 4 if anything was late: over --why, or without --why over the source's own limit

@@ -65,7 +65,7 @@ pub struct Arguments {
     /// One JSON object
     #[arg(long)]
     json: bool,
-    /// Also the statistical test and its parameters
+    /// Also print the statistical test and its parameters
     #[arg(short, long)]
     verbose: bool,
 }

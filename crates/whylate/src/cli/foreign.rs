@@ -54,7 +54,7 @@ const SUFFIXES: [&str; 2] = ["-bpfcc", ".bt"];
 pub fn advice(name: &str) -> Option<String> {
     let tool = SUFFIXES.iter().find_map(|suffix| name.strip_suffix(suffix)).unwrap_or(name);
     let replaced = TOOLS.iter().find(|(known, ..)| *known == tool);
-    let replaced = replaced.map(|(_, of, command)| format!("{tool} is a tool of {of}: use `{command}`"));
+    let replaced = replaced.map(|(_, of, command)| format!("{tool} ({of}) is not a whylate command: use `{command}`"));
     replaced.or_else(|| OTHERS.iter().find(|(known, _)| *known == tool).map(|(_, advice)| (*advice).to_owned()))
 }
 

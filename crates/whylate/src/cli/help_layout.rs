@@ -49,7 +49,7 @@ pub fn arranged(command: clap::Command, is_brief: bool) -> clap::Command {
     if is_brief {
         let line =
             |command: &clap::Command| format!("  {:<12}{}\n", command.get_name(), brief(&about(command), BRIEF_ABOUT));
-        // Whoever installs whylate finds the completions in its longer help.
+        // Completions matter only once, at installation: the long help lists them.
         let lines: String = shown().filter(|command| command.get_name() != "completions").map(line).collect();
         let template =
             format!("{{about}}\n\n{{usage-heading}} {{usage}}\n\n{lines}Options and examples: whylate --help");

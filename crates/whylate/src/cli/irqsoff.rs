@@ -96,7 +96,7 @@ pub struct Arguments {
     #[arg(long, value_name = "BACKEND", default_value = "auto")]
     backend: String,
     /// Former name of `whylate import`
-    #[arg(long, value_name = "FILE", hide = true, conflicts_with_all = ["output", "interval", "count", "duration", "cpus", "backend", "period", "min", "preempt", "timers", "timer_test", "fail_if_late"])]
+    #[arg(long, value_name = "FILE", hide = true, conflicts_with_all = ["output", "rank_by", "interval", "count", "duration", "cpus", "backend", "period", "min", "preempt", "timers", "timer_test", "fail_if_late"])]
     pub(crate) import: Option<PathBuf>,
 }
 

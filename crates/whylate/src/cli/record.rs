@@ -85,7 +85,7 @@ pub struct Kept {
     /// Pause while the file system has less free space than this
     #[arg(long, value_name = "SIZE", value_parser = bytes, default_value = MIN_FREE)]
     min_free: u64,
-    /// Keep this much of the past in memory (at most 64 MiB, compressed), and write it only on --on-late or SIGUSR1
+    /// Keep this much of the past in memory (at most 64 MiB, compressed), and write it only on --on-late, --on-pressure or SIGUSR1
     #[arg(long, value_name = "DURATION", value_parser = duration_ns)]
     ring: Option<u64>,
     /// With --ring: write a file when something is this late

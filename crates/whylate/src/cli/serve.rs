@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, anyhow};
+use anyhow::{Context as _, anyhow, bail};
 use clap::Args;
 use whylate_model::recording::{Header, Line};
 use whylate_model::sources::{CARDS, SHARED, named};
@@ -32,7 +32,7 @@ use crate::serve::{Published, Server};
 use crate::store::Recorder;
 use crate::store::play::Recording;
 
-/// Export latencies, and who causes the late ones, to Prometheus
+/// Export latencies and their culprits to Prometheus
 ///
 /// Counters are at /metrics, as text and as protobuf with native histograms. /debug/pprof/offcpu?seconds=N is a profile of where
 /// threads wait, /debug/report?seconds=N a report. Only this machine can connect unless --listen says otherwise; names of processes
@@ -46,12 +46,12 @@ examples:
     whylate serve --listen 10.0.0.7:9797
     # and a recording of the week, for whylate replay
     whylate serve --record /var/log/whylate/ --keep 7d --max-size 2G
-    # a file of the last 15 minutes when something is that late
+    # a file of the last 15 minutes when a latency reaches 100 ms
     whylate serve --record flights/ --ring 15m --on-late 100ms
     # the metrics of a recording, as fast as it was made
     whylate replay web1.whylate serve")]
 pub struct Arguments {
-    /// Address to listen on, with its port, or unix:PATH; several times for several [default: 127.0.0.1:9797, or the sockets that systemd passes]
+    /// Address to listen on, with its port, or unix:PATH; repeat it for more addresses [default: 127.0.0.1:9797, or the sockets that systemd passes]
     #[arg(long, value_name = "ADDRESS")]
     listen: Vec<Address>,
     /// Only these sources, e.g. wq,offcpu
@@ -59,7 +59,7 @@ pub struct Arguments {
     sources: Vec<String>,
     #[command(flatten)]
     own: OwnCpus,
-    /// Explain each latency this long or longer [default: each source's own limit, as in the overview]
+    /// Explain every latency of THRESHOLD or more [default: each source's own limit, as in the overview]
     #[arg(long, value_name = "THRESHOLD", value_parser = duration_ns)]
     why: Option<u64>,
     /// Interval at which the metrics change, from 100ms to 1h
@@ -87,7 +87,7 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
         return Err(UsageError(anyhow!("a replay cannot be recorded again: omit --record")).into());
     }
     if arguments.kept.needs_recording() && arguments.record.is_none() {
-        let what = "--ring, --keep and --max-size are for a recording: give --record DIR/ with them";
+        let what = "--ring, --keep and --max-size are for a recording: add --record DIR/";
         return Err(UsageError(anyhow!(what)).into());
     }
     let listeners = arguments.listeners()?;
@@ -153,9 +153,9 @@ fn live(arguments: &Arguments, listeners: Vec<Listener>, names: &[String]) -> an
         }
         None => None,
     };
-    let mut exporter = Exporter::new(clock::unix_ns(), attached, interval);
+    let mut exporter = Exporter::new(clock::unix_ns(), attached, arguments.why, interval);
     (exporter.recorder, exporter.triggers) = (recorder, Some(triggers));
-    exporter.publish(None)?;
+    exporter.publish(false)?;
     let can_keep = arguments.kept.has_ring();
     let server = Server::start(listeners, Arc::clone(&exporter.published), can_keep)?;
     notify_ready();
@@ -177,15 +177,16 @@ fn replay(
     let attached = header.sources.iter().filter_map(|of| Some((named(&of.source)?.name, true)));
     let attached = attached.chain(header.unmeasured.iter().filter_map(|of| Some((named(&of.source)?.name, false))));
     let interval = Duration::from_nanos(arguments.every);
-    let mut exporter = Exporter::new(header.start_unix_ns, attached.collect(), interval);
+    let mut exporter = Exporter::new(header.start_unix_ns, attached.collect(), arguments.why, interval);
     let end = arguments.duration.and_then(|ns| Instant::now().checked_add(Duration::from_nanos(ns)));
     exporter.replayed = Some(Replayed { watch, speed: recording.speed.unwrap_or(1.0), end, is_over: false });
-    exporter.publish(None)?;
+    exporter.publish(false)?;
     let server = Server::start(listeners, Arc::clone(&exporter.published), false)?;
     say!("whylate: serving at {} (Ctrl-C ends it)", names.join(", "));
     drive(&mut replay, &mut exporter)?;
     replay.finish()?;
     // The last metrics stay.
+    say!("whylate: the recording has ended, and its last metrics stay");
     if let Some(Replayed { watch, is_over: false, .. }) = exporter.replayed.take() {
         watch.until(end)?;
     }
@@ -217,9 +218,16 @@ struct Replayed {
 }
 
 impl Exporter {
-    fn new(started_unix_ns: u64, attached: Vec<(&'static str, bool)>, interval: Duration) -> Self {
+    fn new(
+        started_unix_ns: u64,
+        attached: Vec<(&'static str, bool)>,
+        late_from_ns: Option<u64>,
+        interval: Duration,
+    ) -> Self {
+        let measured = attached.iter().filter(|(_, measures)| *measures);
+        let cards = measured.filter_map(|(name, _)| named(name)).collect();
         Exporter {
-            totals: Totals::new(started_unix_ns),
+            totals: Totals::new(started_unix_ns, cards, late_from_ns),
             published: Arc::default(),
             attached,
             interval,
@@ -232,14 +240,16 @@ impl Exporter {
     }
 
     /// Publishes the sums after an interval, or the zeros before the first one.
-    fn publish(&mut self, interval: Option<Duration>) -> anyhow::Result<()> {
+    fn publish(&mut self, is_ready: bool) -> anyhow::Result<()> {
         let own = Own {
             sources: self.attached.clone(),
             started_seconds: self.started_seconds,
             refused: self.published.refused(),
             ..self.cost.now()
         };
-        self.published.publish(Pages::encode(&self.totals, &own)?, interval);
+        // A recording may have gaps, and ends.
+        let interval = self.replayed.is_none().then_some(self.interval);
+        self.published.publish(Pages::encode(&self.totals, &own)?, is_ready, interval);
         Ok(())
     }
 
@@ -264,6 +274,9 @@ impl Sink for Exporter {
     }
 
     fn poll(&mut self) -> anyhow::Result<()> {
+        if self.published.has_ended() {
+            bail!("the server has failed");
+        }
         let is_asked = self.triggers.as_mut().is_some_and(Triggers::have_fired) | self.published.take_request_to_keep();
         if let (true, Some(recorder)) = (is_asked, &self.recorder) {
             recorder.request_file();
@@ -274,6 +287,7 @@ impl Sink for Exporter {
     fn tick(&mut self, tick: Tick) -> anyhow::Result<ControlFlow<()>> {
         let span_ns =
             tick.lines.iter().filter_map(Line::span_unix_ns).map(|(first_ns, last_ns)| last_ns - first_ns).max();
+        self.totals.begin_span();
         tick.lines.iter().for_each(|line| self.add(line));
         self.totals.end_span(span_ns.unwrap_or(0));
         tick.report_problems();
@@ -284,7 +298,7 @@ impl Sink for Exporter {
             recorder.tick(tick.lines);
             recorder.take_problem().into_iter().for_each(|problem| say!("whylate: {problem}"));
         }
-        self.publish(Some(self.interval))?;
+        self.publish(true)?;
         if let Some(Replayed { watch, speed, end, is_over }) = &mut self.replayed {
             let pause = Duration::from_secs_f64((span_ns.unwrap_or(0) as f64 / 1e9 / *speed).min(3_600.0));
             let until = Instant::now() + pause;

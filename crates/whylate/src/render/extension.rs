@@ -30,7 +30,7 @@ pub enum Extension {
 pub const EXTENSIONS: [(Extension, &str, &str); 11] = [
     (Recording, ".whylate", "a recording, for `whylate replay`"),
     (Svg, ".svg", "a flame graph"),
-    (Folded, ".folded", "folded stacks: a line each, with its microseconds (imported stacks: with its count)"),
+    (Folded, ".folded", "folded stacks: one per line, with its time in microseconds (imported stacks: its count)"),
     (Pprof, ".pb.gz", "a profile for `go tool pprof`"),
     (Speedscope, ".speedscope.json", "a profile for speedscope"),
     (Trace, ".trace.json", "a trace for Perfetto or chrome://tracing"),

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The process that makes a profile or a report: this program itself, so that a scrape of a profile measures as the
-//! command does, and its memory is gone afterwards.
+//! The process that makes a profile or a report: this program itself, so that it measures as the command does, and its
+//! memory is gone afterwards.
 
-use std::fs::{self, DirBuilder};
-use std::io;
+use std::fs::{self, DirBuilder, File};
+use std::io::{self, Write as _};
 use std::os::unix::fs::DirBuilderExt as _;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -11,14 +11,17 @@ use std::process::{Child as Process, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, bail};
-use rustix::process::getpid;
+use rustix::process::{Pid, Signal, getpid, kill_process};
+use whylate_sources::kernel::credentials::end_with_this_thread;
 
 /// Time for the process to start and to write, beside what it measures.
 const OVERHEAD: Duration = Duration::from_secs(60);
+/// Time for the process to restore settings and to end, after it was asked to.
+const TO_END: Duration = Duration::from_secs(10);
 /// Poll interval for the end of the process.
 const POLL: Duration = Duration::from_millis(50);
 /// Maximum size of a profile or a report.
@@ -59,12 +62,13 @@ impl Kind {
 /// Type and bytes of what was made.
 type Made = anyhow::Result<(&'static str, Vec<u8>)>;
 
-/// A running process. Dropping it ends the process.
+/// A running process. Dropping it ends the process, and waits for that.
 #[derive(Debug)]
 pub struct Child {
     is_canceled: Arc<AtomicBool>,
     made: Mutex<Receiver<Made>>,
     deadline: Instant,
+    thread: Option<JoinHandle<()>>,
 }
 
 /// A directory that only this user can read, with what the process writes. Dropping it removes the directory.
@@ -73,8 +77,7 @@ struct Scratch(PathBuf);
 impl Scratch {
     fn new() -> io::Result<Self> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
-        // The first is the unit's own directory.
-        let parent = std::env::var_os("RUNTIME_DIRECTORY").map_or_else(std::env::temp_dir, PathBuf::from);
+        let parent = std::env::temp_dir();
         let mut last = None;
         // Others may have made a name in /tmp: `mkdir` takes none that exists.
         for _ in 0..100 {
@@ -99,33 +102,30 @@ impl Child {
     /// Starts to measure for some seconds. A byte is written to `wake` at the end.
     ///
     /// # Errors
-    /// Fails if there is no place for the file, or no process or thread can be started.
+    /// Fails if there is no place for the file, or no thread can be started.
     pub fn start(kind: Kind, seconds: u32, wake: Arc<UnixStream>) -> anyhow::Result<Self> {
         let scratch = Scratch::new().context("cannot make a directory for the profile")?;
-        let file = scratch.0.join(kind.file());
         let deadline = Instant::now() + Duration::from_secs(seconds.into()) + OVERHEAD;
-        let process = Command::new("/proc/self/exe")
-            .args([kind.command(), "-d", &format!("{seconds}s"), "-o"])
-            .arg(&file)
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .context("cannot start a second whylate")?;
         let is_canceled = Arc::new(AtomicBool::new(false));
         let (sender, made) = channel();
         let seen = Arc::clone(&is_canceled);
-        thread::Builder::new().name("whylate-profile".to_owned()).spawn(move || {
-            let _ = sender.send(wait(process, &file, kind, &seen, deadline));
+        let thread = thread::Builder::new().name("whylate-profile".to_owned()).spawn(move || {
+            // This thread lives as long as the process, which ends with it.
+            let _ = sender.send(make(kind, seconds, &scratch.0, &seen, deadline));
             drop(scratch);
-            let _ = io::Write::write(&mut &*wake, &[0]);
+            let _ = (&*wake).write(&[0]);
         })?;
-        Ok(Child { is_canceled, made: Mutex::new(made), deadline })
+        Ok(Child { is_canceled, made: Mutex::new(made), deadline, thread: Some(thread) })
     }
 
     /// Returns when it ends at the latest.
     pub fn deadline(&self) -> Instant {
         self.deadline
+    }
+
+    /// Asks the process to end.
+    pub fn cancel(&self) {
+        self.is_canceled.store(true, Ordering::Relaxed);
     }
 
     /// Returns what it has made, once it has ended.
@@ -136,30 +136,54 @@ impl Child {
 
 impl Drop for Child {
     fn drop(&mut self) {
-        self.is_canceled.store(true, Ordering::Relaxed);
+        self.cancel();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
     }
 }
 
-/// Waits for the end of the process, or ends it.
-fn wait(mut process: Process, file: &Path, kind: Kind, is_canceled: &AtomicBool, deadline: Instant) -> Made {
+/// Runs the process, and returns what it has written.
+fn make(kind: Kind, seconds: u32, directory: &Path, is_canceled: &AtomicBool, deadline: Instant) -> Made {
+    let (file, messages) = (directory.join(kind.file()), directory.join("messages"));
+    // By its path, its threads have its name; the link is there even if the file was replaced.
+    let program = std::env::current_exe().ok().filter(|path| path.exists());
+    let mut command = Command::new(program.unwrap_or_else(|| "/proc/self/exe".into()));
+    command.args([kind.command(), "-d", &format!("{seconds}s"), "-o"]).arg(&file);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(File::create(&messages)?);
+    end_with_this_thread(&mut command);
+    let mut process = command.spawn().context("cannot start a second whylate")?;
     let status = loop {
         if let Some(status) = process.try_wait()? {
             break status;
         }
         if is_canceled.load(Ordering::Relaxed) || Instant::now() >= deadline {
-            process.kill()?;
-            process.wait()?;
-            bail!("it took too long");
+            end(&mut process)?;
+            bail!("the profile or report took too long");
         }
         thread::sleep(POLL);
     };
     if !status.success() {
-        let said = process.stderr.take().and_then(|said| io::read_to_string(io::Read::take(said, 4 << 10)).ok());
-        let said = said.unwrap_or_default();
+        let said = fs::read_to_string(&messages).unwrap_or_default();
         return Err(anyhow!("{}", said.lines().last().unwrap_or("whylate has failed")));
     }
-    if fs::metadata(file)?.len() > MAX_BYTES {
-        bail!("it is larger than 64 MiB: request fewer seconds");
+    if fs::metadata(&file)?.len() > MAX_BYTES {
+        bail!("the profile or report is larger than 64 MiB: request fewer seconds");
     }
     Ok((kind.content_type(), fs::read(file)?))
+}
+
+/// Ends the process: first so that it can restore what it has changed.
+fn end(process: &mut Process) -> io::Result<()> {
+    kill_process(Pid::from_child(process), Signal::TERM)?;
+    let until = Instant::now() + TO_END;
+    while process.try_wait()?.is_none() {
+        if Instant::now() >= until {
+            process.kill()?;
+            process.wait()?;
+            break;
+        }
+        thread::sleep(POLL);
+    }
+    Ok(())
 }

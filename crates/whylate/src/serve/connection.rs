@@ -33,6 +33,8 @@ enum Phase {
     /// The reply is being made.
     Waits,
     Writes(Reply),
+    /// The reply was made by the child process.
+    WritesMade(Reply),
 }
 
 /// A client's connection.
@@ -60,13 +62,23 @@ impl Connection {
         matches!(self.phase, Phase::Waits)
     }
 
+    /// Returns whether no request has arrived.
+    pub fn is_silent(&self) -> bool {
+        matches!(self.phase, Phase::Reads(_))
+    }
+
+    /// Returns whether a reply is written that the child process has made.
+    pub fn writes_made(&self) -> bool {
+        matches!(self.phase, Phase::WritesMade(_))
+    }
+
     /// Returns the events to wait for.
     pub fn interest(&self) -> PollFlags {
         match self.phase {
             Phase::Reads(_) => PollFlags::IN,
             // A client that closes its end is noticed.
             Phase::Waits => PollFlags::RDHUP,
-            Phase::Writes(_) => PollFlags::OUT,
+            Phase::Writes(_) | Phase::WritesMade(_) => PollFlags::OUT,
         }
     }
 
@@ -78,6 +90,11 @@ impl Connection {
     /// Starts to write a reply.
     pub fn reply(&mut self, reply: Reply, deadline: Instant) {
         (self.phase, self.deadline) = (Phase::Writes(reply), deadline);
+    }
+
+    /// Starts to write a reply that the child process has made.
+    pub fn reply_made(&mut self, reply: Reply, deadline: Instant) {
+        (self.phase, self.deadline) = (Phase::WritesMade(reply), deadline);
     }
 
     /// Reads or writes what is possible now.
@@ -108,7 +125,7 @@ impl Connection {
                 })
             }
             Phase::Waits => Ok(Progress::Ended),
-            Phase::Writes(reply) => {
+            Phase::Writes(reply) | Phase::WritesMade(reply) => {
                 while !reply.rest().is_empty() {
                     match self.stream.write(reply.rest())? {
                         0 => return Ok(Progress::Ended),

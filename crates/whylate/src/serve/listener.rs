@@ -58,7 +58,7 @@ impl Address {
 #[derive(Debug)]
 pub enum Listener {
     Tcp(TcpListener),
-    /// With the path to remove at the end, if it was made here.
+    /// A Unix socket, and the path to remove at the end if this process made it.
     Unix(UnixListener, Option<PathBuf>),
 }
 

@@ -28,6 +28,10 @@ use crate::render::metrics::{Form, Pages};
 
 /// Maximum number of connections. Beyond it the oldest one is closed.
 const MAX_CONNECTIONS: usize = 128;
+/// Maximum number of connections that are accepted before others are read.
+const AT_ONCE: usize = 16;
+/// Pause after a connection could not be accepted.
+const PAUSE: Duration = Duration::from_millis(100);
 /// Time in which a request has to arrive, and its reply to be read.
 const DEADLINE: Duration = Duration::from_secs(5);
 /// A tick that is later than this many intervals makes the server unhealthy.
@@ -37,8 +41,12 @@ const STALE_INTERVALS: u32 = 3;
 #[derive(Debug, Default)]
 pub struct Published {
     pages: Mutex<Arc<Pages>>,
-    /// When `pages` become too old.
+    /// When `pages` become too old; `None` if they never do.
     stale: Mutex<Option<Instant>>,
+    /// Whether an interval has ended.
+    is_ready: AtomicBool,
+    /// Whether the server has ended.
+    has_ended: AtomicBool,
     /// Number of connections that were closed because there were too many.
     refused: AtomicU64,
     /// Whether a client has asked to keep the recording.
@@ -51,16 +59,22 @@ fn locked<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Published {
-    /// Publishes metrics: those of an interval, which are replaced after another one, or those before the first one.
-    pub fn publish(&self, pages: Pages, interval: Option<Duration>) {
+    /// Publishes metrics: of an interval that has ended, or of none yet. Replaced after `interval`; without one, they stay.
+    pub fn publish(&self, pages: Pages, is_ready: bool, interval: Option<Duration>) {
         *locked(&self.pages) = Arc::new(pages);
         let lasts = |interval: Duration| interval.saturating_mul(STALE_INTERVALS);
         *locked(&self.stale) = interval.and_then(|interval| Instant::now().checked_add(lasts(interval)));
+        self.is_ready.store(is_ready, Ordering::Relaxed);
     }
 
-    /// Returns when the metrics are too old; `None` before the first ones.
-    fn stale(&self) -> Option<Instant> {
-        *locked(&self.stale)
+    /// Returns whether the server has ended, which it does not do by itself.
+    pub fn has_ended(&self) -> bool {
+        self.has_ended.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether the metrics are older than they should become.
+    fn are_stale(&self) -> bool {
+        locked(&self.stale).is_some_and(|stale| stale < Instant::now())
     }
 
     /// Returns the number of connections that were closed because there were too many.
@@ -102,6 +116,7 @@ impl Server {
             wake: Arc::new(wake),
             woken,
             stopped,
+            accepts_at: None,
         };
         let thread = thread::Builder::new().name("whylate-serve".to_owned()).spawn(move || state.run())?;
         Ok(Server { stop, thread: Some(thread) })
@@ -129,24 +144,36 @@ struct State {
     wake: Arc<UnixStream>,
     woken: UnixStream,
     stopped: UnixStream,
+    /// When connections are accepted again, after an error.
+    accepts_at: Option<Instant>,
 }
 
 impl State {
     fn run(&mut self) {
-        // A server that cannot poll has nothing else to try; the measuring thread goes on.
+        // However it ends, the measuring thread gets to know.
+        struct Ends(Arc<Published>);
+        impl Drop for Ends {
+            fn drop(&mut self) {
+                self.0.has_ended.store(true, Ordering::Relaxed);
+            }
+        }
+        let _ends = Ends(Arc::clone(&self.published));
         while let Ok(true) = self.turn() {}
     }
 
     /// Waits for an event and handles it. Returns whether to go on.
     fn turn(&mut self) -> io::Result<bool> {
-        let until = self.connections.iter().map(|connection| connection.deadline).min();
+        // The reply to a waiting connection comes from the child, in its time.
+        let deadlines = self.connections.iter().filter(|connection| !connection.is_waiting());
+        let until = deadlines.map(|connection| connection.deadline).chain(self.accepts_at).min();
         let timeout = until.map(|until| until.saturating_duration_since(Instant::now()) + Duration::from_millis(1));
         let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
         let mut watched = vec![
             PollFd::from_borrowed_fd(self.stopped.as_fd(), PollFlags::IN),
             PollFd::from_borrowed_fd(self.woken.as_fd(), PollFlags::IN),
         ];
-        watched.extend(self.listeners.iter().map(|of| PollFd::from_borrowed_fd(of.as_fd(), PollFlags::IN)));
+        let interest = if self.accepts_at.is_none() { PollFlags::IN } else { PollFlags::empty() };
+        watched.extend(self.listeners.iter().map(|of| PollFd::from_borrowed_fd(of.as_fd(), interest)));
         watched.extend(self.connections.iter().map(|of| PollFd::from_borrowed_fd(of.as_fd(), of.interest())));
         match poll(&mut watched, timeout.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
@@ -163,15 +190,17 @@ impl State {
         }
         let (of_listeners, of_connections) = is_ready[2..].split_at(self.listeners.len());
         self.advance(of_connections);
-        for at in (0..self.listeners.len()).filter(|&at| of_listeners[at]) {
-            self.accept(at);
+        match self.accepts_at {
+            Some(at) if Instant::now() < at => {}
+            Some(_) => self.accepts_at = None,
+            None => (0..self.listeners.len()).filter(|&at| of_listeners[at]).for_each(|at| self.accept(at)),
         }
         Ok(true)
     }
 
     /// Accepts what has come in, up to a number that no flood can raise.
     fn accept(&mut self, at: usize) {
-        for _ in 0..MAX_CONNECTIONS {
+        for _ in 0..AT_ONCE {
             match self.listeners[at].accept() {
                 Ok(Some(stream)) => {
                     self.connections.push_back(Connection::new(stream, Instant::now() + DEADLINE));
@@ -180,18 +209,23 @@ impl State {
                     }
                 }
                 Ok(None) => return,
-                Err(_) => {
-                    // Mostly no descriptor is left: closing one lets the next client in.
-                    self.close_one();
+                Err(error) => {
+                    // The listener stays readable: without a pause, the thread would do nothing else.
+                    self.accepts_at = Some(Instant::now() + PAUSE);
+                    let has_no_descriptor = error.raw_os_error().map(rustix::io::Errno::from_raw_os_error);
+                    if matches!(has_no_descriptor, Some(rustix::io::Errno::MFILE | rustix::io::Errno::NFILE)) {
+                        self.close_one();
+                    }
                     return;
                 }
             }
         }
     }
 
-    /// Closes the oldest connection that does not await the child process.
+    /// Closes the oldest connection without a request, or else the oldest one that does not await the child process.
     fn close_one(&mut self) {
-        if let Some(at) = self.connections.iter().position(|connection| !connection.is_waiting()) {
+        let oldest = |is_it: fn(&Connection) -> bool| self.connections.iter().position(is_it);
+        if let Some(at) = oldest(Connection::is_silent).or_else(|| oldest(|connection| !connection.is_waiting())) {
             self.connections.remove(at);
             self.published.refused.fetch_add(1, Ordering::Relaxed);
         }
@@ -215,9 +249,11 @@ impl State {
                 }
                 Progress::Goes if connection.is_waiting() || now < connection.deadline => kept.push_back(connection),
                 Progress::Goes | Progress::Ended => {
-                    if connection.is_waiting() {
-                        // Nobody reads it any more.
-                        self.child = None;
+                    if connection.is_waiting()
+                        && let Some(child) = &self.child
+                    {
+                        // It is there until it has ended, so that there is never a second one.
+                        child.cancel();
                     }
                 }
             }
@@ -233,7 +269,7 @@ impl State {
                 Reply::page(form.content_type(), pages, form)
             }
             (Method::Get | Method::Head, "/-/healthy") => self.health(),
-            (Method::Get | Method::Head, "/-/ready") if self.published.stale().is_none() => {
+            (Method::Get | Method::Head, "/-/ready") if !self.published.is_ready.load(Ordering::Relaxed) => {
                 Reply::text(Status::Unavailable, "the first interval is not over yet\n")
             }
             (Method::Get | Method::Head, "/-/ready") => self.health(),
@@ -247,7 +283,7 @@ impl State {
             }
             (Method::Post, "/-/keep") if !self.can_keep => Reply::text(
                 Status::NotFound,
-                "nothing is recorded: start whylate serve with --record DIR --ring TIME\n",
+                "no flight recorder is running: start whylate serve with --record DIR/ --ring TIME\n",
             ),
             (Method::Post, "/-/keep") => {
                 self.published.is_asked_to_keep.store(true, Ordering::Relaxed);
@@ -263,17 +299,24 @@ impl State {
     }
 
     fn health(&self) -> Reply {
-        match self.published.stale() {
-            Some(stale) if stale < Instant::now() => {
-                Reply::text(Status::Unavailable, "no interval has ended for long\n")
-            }
-            _ => Reply::text(Status::Ok, "ok\n"),
+        if self.published.are_stale() {
+            return Reply::text(
+                Status::Unavailable,
+                "no interval has ended for long
+",
+            );
         }
+        Reply::text(
+            Status::Ok,
+            "ok
+",
+        )
     }
 
     /// Starts the process that makes a profile or a report. Returns when its reply is due at the latest.
     fn start_child(&mut self, path: &str, request: &Request) -> Result<Instant, Reply> {
-        if self.child.is_some() {
+        // A reply that nobody reads takes memory, too.
+        if self.child.is_some() || self.connections.iter().any(Connection::writes_made) {
             return Err(Reply::text(Status::Unavailable, "one profile or report at a time: try again later\n"));
         }
         let seconds = request.seconds().map_err(|error| Reply::text(Status::BadRequest, &error))?;
@@ -294,7 +337,7 @@ impl State {
             Err(error) => Reply::text(Status::Failed, &format!("{error:#}\n")),
         };
         if let Some(connection) = self.connections.iter_mut().find(|connection| connection.is_waiting()) {
-            connection.reply(reply, Instant::now() + DEADLINE * 6);
+            connection.reply_made(reply, Instant::now() + DEADLINE * 6);
         }
     }
 }
@@ -307,5 +350,5 @@ GET  /-/healthy                     200 while intervals end in time
 GET  /-/ready                       200 from the end of the first interval
 GET  /debug/pprof/offcpu?seconds=N  where threads wait, for go tool pprof, Parca and Alloy
 GET  /debug/report?seconds=N        a report, as one HTML page
-POST /-/keep                        write what is recorded; over the Unix socket only
+POST /-/keep                        write a flight-recorder file; over the Unix socket only
 ";

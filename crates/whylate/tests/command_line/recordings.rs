@@ -82,7 +82,7 @@ fn compares_two_recordings_or_parts_of_one() -> Result<()> {
         ensure!(found.rows.len() == 2 && matches!(found.rows[1].what, What::Late { .. }), "{found:?}");
         let text = String::from_utf8(whylate(&["diff"]).args(arguments).output()?.stdout)?;
         ensure!(text.contains("thread evil?[J") && text.contains("only after") && !text.contains('\x1b'), "{text}");
-        ensure!(text.lines().next().is_some_and(|line| line.contains(" waits because of thread evil?[J")), "{text}");
+        ensure!(text.lines().next().is_some_and(|line| line.contains(" has delay caused by thread evil?[J")), "{text}");
         let details = String::from_utf8(whylate(&["diff", "-v"]).args(arguments).output()?.stdout)?;
         ensure!(details.contains("Mann–Whitney U") && details.contains("Benjamini–Hochberg"), "{details}");
         ensure!(!text.contains("Mann–Whitney U"), "{text}");

@@ -3,10 +3,13 @@
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
+use rustix::process::Signal;
 
 use crate::running::{Running, whylate};
 
@@ -18,6 +21,8 @@ pub struct Served {
     pub running: Running,
     /// Address and port.
     pub address: String,
+    /// Whether it has said that its recording has ended.
+    has_ended: Arc<AtomicBool>,
 }
 
 /// What a client has received.
@@ -45,23 +50,20 @@ impl Served {
     pub fn replay(recording: &str, options: &[&str]) -> Result<Self> {
         let served = Self::start(&[&["replay", "--speed", "1000000", recording, "serve"], options].concat())?;
         let deadline = Instant::now() + TIMEOUT;
-        // The last interval is there once the figures no longer change.
-        let mut before = Vec::new();
-        loop {
-            let now = get(&served, "/metrics", "")?.body;
-            // What it costs itself changes all the time.
-            let now: Vec<u8> = String::from_utf8_lossy(&now)
-                .lines()
-                .filter(|line| line.starts_with("whylate_"))
-                .flat_map(|line| line.bytes())
-                .collect();
-            if !before.is_empty() && now == before && now.windows(12).any(|part| part == b"whylate_late") {
-                return Ok(served);
-            }
-            before = now;
+        while !served.has_ended.load(Ordering::Relaxed) {
             ensure!(Instant::now() < deadline, "the recording does not end");
-            thread::sleep(Duration::from_millis(100));
+            thread::sleep(Duration::from_millis(5));
         }
+        Ok(served)
+    }
+
+    /// Ends it, and waits for that.
+    pub fn stop(&mut self) -> Result<()> {
+        self.running.signal(Signal::TERM)?;
+        while self.running.is_alive()? {
+            thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
     }
 
     /// Starts a command that serves, also on a free port.
@@ -81,8 +83,14 @@ impl Served {
             all += &line;
         };
         // Whatever it says later does not stop it.
-        thread::spawn(move || std::io::copy(&mut said, &mut std::io::sink()));
-        Ok(Served { running, address })
+        let has_ended = Arc::new(AtomicBool::new(false));
+        let seen = Arc::clone(&has_ended);
+        thread::spawn(move || {
+            for line in said.lines().map_while(Result::ok) {
+                seen.fetch_or(line.contains("the recording has ended"), Ordering::Relaxed);
+            }
+        });
+        Ok(Served { running, address, has_ended })
     }
 }
 

@@ -45,7 +45,7 @@ fn injected_culprit_is_counted_and_kept() -> Result<()> {
     let directory = tempfile::tempdir()?;
     let (socket, flights) = (directory.path().join("serve.sock"), directory.path().join("flights"));
     let (address, into) = (format!("unix:{}", socket.display()), format!("{}/", flights.display()));
-    let served = Served::start(&[
+    let mut served = Served::start(&[
         "serve",
         "--every",
         "500ms",
@@ -77,7 +77,8 @@ fn injected_culprit_is_counted_and_kept() -> Result<()> {
     stream.read_to_string(&mut reply)?;
     ensure!(reply.starts_with("HTTP/1.1 200 "), "{reply}");
     wait_for("a file", || Ok(!recordings(&flights).is_empty()))?;
-    drop(served);
+    // The file is whole once it has ended.
+    served.stop()?;
     let file = recordings(&flights).pop().context("a file")?;
     let shown = whylate(&["replay", &file.to_string_lossy(), "wq", "--why", "3ms"]).output()?;
     let shown = String::from_utf8_lossy(&shown.stdout);

@@ -25,7 +25,7 @@ use crate::cli::{UsageError, existing};
 /// procstat -ka, /proc/PID/stack, and folded stacks, also from mails, web pages and logs.
 #[derive(Debug, Args)]
 #[command(
-    mut_arg("verbose", |verbose| verbose.help("Traces: print all rows, all long waits, and lost events by reason")),
+    mut_arg("verbose", |verbose| verbose.help("Print all rows, all long waits, and lost events by reason (traces only)")),
     after_help = "\
 examples:
     # a latency trace of ftrace, or a capture of trace_pipe
@@ -51,7 +51,7 @@ pub struct Arguments {
     /// Write stacks, or the path of a command, to a file: .svg or .folded; of a path also .trace.json
     #[arg(short, long, value_name = "OUT")]
     output: Option<PathBuf>,
-    /// Print one JSON object (not of stacks)
+    /// Print one JSON object (traces only)
     #[arg(long)]
     json: bool,
     /// Explain the thread with this TID, instead of the first one that executes a program (context switches only)

@@ -123,8 +123,12 @@ impl<'a> Figures<'a> {
         };
         if !plan.common.json && !is_bare {
             let Stop { irq_ns, thread_ns } = plan.stop;
-            let thread_ns = if irq_ns.is_none() { thread_ns.or(plan.common.why) } else { thread_ns };
-            verdict::write(out, &self.total, irq_ns, thread_ns, hit)?;
+            // `--why` explains the latencies of the thread alone, until it runs.
+            let limits = match (irq_ns, thread_ns) {
+                (None, None) => [None, plan.common.why, None],
+                _ => [irq_ns, thread_ns, thread_ns],
+            };
+            verdict::write(out, &self.total, limits, hit)?;
         }
         Ok(())
     }

@@ -506,7 +506,9 @@ fn late_data(report: &Report, culprits: &[&Culprit], base_ns: u64, names: &mut N
     for late in order {
         let event = &late.event;
         let causes = event.causes.iter().map(|cause| {
-            let index = known.get(&(cause.kind, &cause.who)).copied().unwrap_or(-1);
+            let ranked = report.rank_by.name_of(cause, event);
+            let index = known.get(&(cause.kind, &*ranked)).or_else(|| known.get(&(cause.kind, &cause.who)));
+            let index = index.copied().unwrap_or(-1);
             (index, how(cause.kind, &cause.who), name(&actor(&cause.who)), cause.ns)
         });
         let stacks = event::stacks(event).into_iter();

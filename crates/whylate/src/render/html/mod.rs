@@ -88,6 +88,8 @@ pub struct Report {
     pub stacks: Vec<Stacks>,
     pub chains: Vec<Chains>,
     pub culprits: Culprits,
+    /// How culprits are ranked.
+    pub rank_by: By,
     pub late: Vec<ListedEvent>,
     /// Number of late events, including those that are not shown.
     pub late_count: u64,
@@ -307,6 +309,7 @@ impl ReportBuilder {
             stacks: self.stacks,
             chains: self.chains,
             culprits: self.culprits,
+            rank_by: self.rank_by,
             late,
             late_count,
             victim: self.victims.first(),

@@ -265,7 +265,9 @@ impl Culprits {
 
     /// Returns the delays by a culprit: by source and slot.
     pub fn delays_by(&self, kind: CauseKind, who: &ActorName) -> Vec<(&str, &[(u32, Delay)])> {
-        let by_source = self.known.get(&(kind, who.clone()));
+        // Ranked by name, delays are kept without the TID that a single thread of the name is shown with.
+        let known = |who: ActorName| self.known.get(&(kind, who));
+        let by_source = known(who.clone()).or_else(|| known(who.by_name()));
         let mut all: Vec<_> =
             by_source.into_iter().flatten().map(|(source, &row)| (source.as_str(), self.delays.row(row))).collect();
         all.sort_by_key(|(source, _)| *source);

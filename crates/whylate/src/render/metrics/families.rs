@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The families of metrics: names, labels and meanings, as docs/serve.md lists them.
 
+use whylate_model::Histogram as Latencies;
+use whylate_model::sources::lost_events;
 use whylate_model::totals::{Example, Group, SourceTotals, Totals};
 
 use super::buckets::{self, Native, SCHEMA};
@@ -8,8 +10,9 @@ use super::messages::{
     Bucket, BucketSpan, Counter, Exemplar, Gauge, Histogram, Label, Metric, MetricFamily, Timestamp, Type,
 };
 
-/// Label of what is not shown by its own name.
-const OTHER: &str = "other";
+/// Labels of what is not shown by its own name. No comm is that long, and no path of a cgroup begins so.
+const OTHERS: &str = "(other culprits)";
+const OTHER_CGROUPS: &str = "(others)";
 /// Maximum number of characters in an exemplar's labels, names and values together (OpenMetrics 1.0.0).
 const MAX_EXEMPLAR_CHARS: usize = 128;
 
@@ -75,8 +78,7 @@ impl Families {
         self.add(Metric { label: labels(of), counter: Some(counter), ..Metric::default() });
     }
 
-    fn histogram(&mut self, of: Labels<'_>, source: &SourceTotals) {
-        let waits = &source.waits;
+    fn histogram(&mut self, of: Labels<'_>, source: &SourceTotals, waits: &Latencies) {
         let native = Native::new(waits);
         let mut bucket: Vec<Bucket> = Vec::new();
         for (upper_bound, count) in buckets::classic(waits) {
@@ -131,9 +133,10 @@ pub fn of(totals: &Totals, own: &Own) -> Vec<MetricFamily> {
 fn waits(all: &mut Families, totals: &Totals) {
     let measured = || totals.sources.iter().filter(|(_, of)| !of.backend.is_empty());
     all.family("whylate_wait_seconds", Type::Histogram, "Latencies by source, late or not.");
-    measured().for_each(|(source, of)| all.histogram(&[("source", source)], of));
+    let with_latencies = || measured().filter_map(|(source, of)| Some((source, of, of.waits.as_ref()?)));
+    with_latencies().for_each(|(source, of, waits)| all.histogram(&[("source", source)], of, waits));
     all.family("whylate_wait_max_seconds", Type::Gauge, "Longest latency of the last interval.");
-    measured().for_each(|(source, of)| all.gauge(&[("source", source)], seconds(of.longest_ns)));
+    with_latencies().for_each(|(source, of, _)| all.gauge(&[("source", source)], seconds(of.longest_ns)));
     all.family("whylate_late_total", Type::Counter, "Latencies over the source's limit.");
     measured().for_each(|(source, of)| all.counter(&[("source", source)], of.late as f64));
     all.family("whylate_late_seconds_total", Type::Counter, "Total of the latencies over the source's limit.");
@@ -164,7 +167,7 @@ fn culprits(all: &mut Families, totals: &Totals) {
         ];
         all.counter_since(&of, seconds(ns), Timestamp::new(since_unix_ns));
     }
-    all.counter(&[("who", OTHER)], seconds(totals.caused.others_ns()));
+    all.counter(&[("who", OTHERS)], seconds(totals.caused.others_ns()));
     all.family(
         "whylate_stalled_seconds_total",
         Type::Counter,
@@ -179,28 +182,31 @@ fn culprits(all: &mut Families, totals: &Totals) {
         ];
         all.counter_since(&of, seconds(ns), Timestamp::new(since_unix_ns));
     }
-    all.counter(&[("culprit_cgroup", OTHER), ("victim_cgroup", OTHER)], seconds(totals.pairs.others_ns()));
+    all.counter(
+        &[("culprit_cgroup", OTHER_CGROUPS), ("victim_cgroup", OTHER_CGROUPS)],
+        seconds(totals.pairs.others_ns()),
+    );
 }
 
 /// How well it measures, and what that costs.
 fn about(all: &mut Families, totals: &Totals, own: &Own) {
     all.family("whylate_lost_total", Type::Counter, "Events that could not be counted, by reason (whylate help lost).");
     for (source, of) in &totals.sources {
-        for (reason, count) in &of.lost {
-            all.counter(&[("source", source), ("reason", reason)], *count as f64);
+        for (reason, count) in lost_events(source, &of.lost) {
+            all.counter(&[("source", source), ("reason", reason)], count as f64);
         }
     }
     all.family(
         "whylate_series_overflow_total",
         Type::Counter,
-        "Delays that count for the others, as 100 series are shown.",
+        "Number of delays added to the series of the others, as at most 100 series are shown.",
     );
     for (metric, beyond) in
         [("whylate_caused_seconds", totals.caused.beyond()), ("whylate_stalled_seconds", totals.pairs.beyond())]
     {
         all.counter(&[("metric", metric)], beyond as f64);
     }
-    all.family("whylate_attached", Type::Gauge, "Whether a source measures.");
+    all.family("whylate_attached", Type::Gauge, "1 if the source measures, 0 if not.");
     for (source, is_attached) in &own.sources {
         let backend = totals.sources.get(source).map_or("", |of| of.backend.as_str());
         let backend = if *is_attached { backend } else { "" };

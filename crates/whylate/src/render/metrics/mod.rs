@@ -19,9 +19,9 @@ pub use families::Own;
 pub enum Form {
     /// Prometheus' text format, version 0.0.4.
     Text,
-    /// OpenMetrics, which has exemplars and start times.
+    /// OpenMetrics, which has exemplars.
     OpenMetrics,
-    /// Delimited messages of `io.prometheus.client.MetricFamily`, which also have native histograms.
+    /// Delimited messages of `io.prometheus.client.MetricFamily`, which also have native histograms and start times.
     Protobuf,
 }
 

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Metrics as text: Prometheus' format 0.0.4, and OpenMetrics 1.0.0.
+//! Metrics as text: Prometheus' format 0.0.4, and OpenMetrics 1.0.0. Start times of counters are in messages only: as
+//! text, each would be a series.
 
 use std::fmt::{self, Write};
 
 use super::messages::{Exemplar, Label, Metric, MetricFamily, Type};
 
-/// Writes all families as Prometheus' text format, or as OpenMetrics, which also has start times and exemplars.
+/// Writes all families as Prometheus' text format, or as OpenMetrics, which also has exemplars.
 pub fn write(out: &mut String, families: &[MetricFamily], is_open: bool) -> fmt::Result {
     families.iter().try_for_each(|family| write_family(out, family, is_open))?;
     if is_open { out.write_str("# EOF\n") } else { Ok(()) }
@@ -14,8 +15,8 @@ pub fn write(out: &mut String, families: &[MetricFamily], is_open: bool) -> fmt:
 fn write_family(out: &mut String, family: &MetricFamily, is_open: bool) -> fmt::Result {
     let name = family.name.as_str();
     // A counter of OpenMetrics is named without the suffix of its samples.
-    let counter = name.strip_suffix("_total").unwrap_or(name);
-    let of = if is_open { counter } else { name };
+    let without_suffix = name.strip_suffix("_total").unwrap_or(name);
+    let of = if is_open { without_suffix } else { name };
     let kind = match family.r#type() {
         Type::Counter => "counter",
         Type::Gauge => "gauge",
@@ -28,10 +29,8 @@ fn write_family(out: &mut String, family: &MetricFamily, is_open: bool) -> fmt::
         if let Some(gauge) = gauge {
             writeln!(out, "{name}{} {}", labels(None), Number(gauge.value))?;
         }
-        let mut started = None;
         if let Some(sum) = sum {
             writeln!(out, "{name}{} {}", labels(None), Number(sum.value))?;
-            started = sum.start_timestamp;
         }
         if let Some(all) = histogram {
             for bucket in &all.bucket {
@@ -44,10 +43,6 @@ fn write_family(out: &mut String, family: &MetricFamily, is_open: bool) -> fmt::
             }
             writeln!(out, "{name}_count{} {}", labels(None), all.sample_count)?;
             writeln!(out, "{name}_sum{} {}", labels(None), Number(all.sample_sum))?;
-            started = all.start_timestamp;
-        }
-        if let Some(started) = started.filter(|_| is_open) {
-            writeln!(out, "{counter}_created{} {}", labels(None), started.text())?;
         }
     }
     Ok(())

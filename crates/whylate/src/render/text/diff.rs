@@ -334,13 +334,13 @@ mod tests {
         let delay = |values| of(disk(), Unit::NsPerSecond, values);
         assert_eq!(
             delay([(4, 1e6), (9, 3.1e6)]),
-            "b?.whylate waits because of disk vda, 3.10 times as long as a.whylate: 3.10ms/s, not 1.00ms/s."
+            "b?.whylate has delay caused by disk vda, 3.10 times as much as a.whylate: 3.10ms/s, not 1.00ms/s."
         );
         assert_eq!(
             delay([(4, 2e6), (9, 5e5)]),
-            "b?.whylate waits because of disk vda, 75 % less than a.whylate: 500us/s, not 2.00ms/s."
+            "b?.whylate has delay caused by disk vda, 75 % less than a.whylate: 500us/s, not 2.00ms/s."
         );
-        let gone = "a.whylate waits because of disk vda, and b?.whylate does not: 1.00ms/s.";
+        let gone = "a.whylate has delay caused by disk vda, and b?.whylate does not: 1.00ms/s.";
         assert_eq!(delay([(4, 1e6), (0, 0.0)]), gone);
         let late = What::Late { late: "workqueue latency, from queued to started".to_owned() };
         assert_eq!(
@@ -350,7 +350,7 @@ mod tests {
         let stack = What::Stack { frames: "dd;read;-;io_schedule".to_owned() };
         assert_eq!(
             of(stack, Unit::Share, [(3, 0.004), (9, 0.012)]),
-            "b?.whylate waits in io_schedule of dd, 3.00 times as long as a.whylate: 1.20%, not 0.40%."
+            "b?.whylate has wait time in io_schedule of dd, 3.00 times as much as a.whylate: 1.20%, not 0.40%."
         );
     }
 

@@ -34,9 +34,13 @@ pub fn by_reason(source: &str, counts: &BTreeMap<String, u64>) -> Vec<String> {
     lost_events(source, counts).map(|(reason, count)| format!("{count} {}", reason.replace('_', " "))).collect()
 }
 
-/// Renders the number and rate of lost events; `None` if none was lost.
+/// Renders the number and rate of lost events; `None` if none was lost. The rate is left out if the duration is unknown,
+/// which is 0.
 pub fn rate(events: u64, duration_ns: u64) -> Option<String> {
-    let each_second = events as f64 * 1e9 / duration_ns.max(1) as f64;
+    if duration_ns == 0 {
+        return (events > 0).then(|| format!("{} lost", counted(events, "event")));
+    }
+    let each_second = events as f64 * 1e9 / duration_ns as f64;
     let rate = match each_second {
         ..0.1 => "less than 0.1/s".to_owned(),
         0.1..10.0 => format!("{each_second:.1}/s"),

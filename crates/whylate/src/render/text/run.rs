@@ -60,7 +60,9 @@ pub fn write(out: &mut dyn Write, command: &str, explained: &Explained, shown: &
         writeln!(out)?;
         processes::write(out, explained, members)?;
     }
-    let about = footer::about(shown.lost, explained.elapsed_ns, shown.is_verbose, &shown.more);
+    // The losses of a trace are not those of the command's time.
+    let lost_during_ns = shown.status.map_or(0, |_| explained.elapsed_ns);
+    let about = footer::about(shown.lost, lost_during_ns, shown.is_verbose, &shown.more);
     if about.is_empty() { Ok(()) } else { writeln!(out, "\n{about}") }
 }
 
@@ -79,11 +81,15 @@ fn verdict(command: &str, explained: &Explained, status: Option<ExitStatus>, out
         (Some(code), None) if code != 0 => format!("failed (exit status {code}) after"),
         _ => "took".to_owned(),
     };
-    let (mut own_ns, mut waited_ns) = (0, 0);
+    let (mut own_ns, mut waited_ns, mut unknown_ns) = (0, 0, 0);
     let mut waits: BTreeMap<String, u64> = BTreeMap::new();
     for segment in explained.path.iter().filter(|segment| delay_by_outsider(segment, explained).is_none()) {
         if segment.is_member && segment.kind == CauseKind::Running {
             own_ns += segment.ns;
+            continue;
+        }
+        if segment.kind == CauseKind::Unknown {
+            unknown_ns += segment.ns;
             continue;
         }
         waited_ns += segment.ns;
@@ -100,6 +106,7 @@ fn verdict(command: &str, explained: &Explained, status: Option<ExitStatus>, out
         (own_ns, "", "its own work".to_owned()),
         (outsiders_ns, at_least, format!("held up by others{}", mainly(outsider))),
         (waited_ns, "", format!("waiting{}", mainly(wait))),
+        (unknown_ns, "", "unknown".to_owned()),
     ];
     shares.retain(|(ns, ..)| percent(*ns, explained) >= LONG_PERCENT);
     shares.sort_by_key(|(ns, ..)| Reverse(*ns));
@@ -119,6 +126,8 @@ fn waited_for(segment: &PathSegment) -> String {
             format!("for {} {}", why::word(segment.kind), printable(&segment.who))
         }
         CauseKind::Steal => "for the hypervisor".to_owned(),
+        CauseKind::Stopped if segment.who.comm().is_some() => format!("while stopped by {}", printable(&segment.who)),
+        CauseKind::Stopped => "while stopped".to_owned(),
         _ => what(segment),
     }
 }

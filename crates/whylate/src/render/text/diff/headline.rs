@@ -20,7 +20,7 @@ pub fn sentence(diff: &Diff) -> String {
             let burst = burst.map_or_else(String::new, |burst| format!(" Untested: {burst}"));
             format!("Too short to compare: a side must last {MIN_BLOCKS} times its longest snapshot.{burst}")
         }
-        Some(burst) => format!("Nothing differs by the test, but in bursts: {burst}"),
+        Some(burst) => format!("The test finds no difference; untested bursts differ: {burst}"),
         None => {
             let [before, after] = &names;
             format!("Nothing differs by {:.0} % or more in {before} and {after}.", diff.test.least_change * 100.0)
@@ -34,15 +34,19 @@ fn sides(diff: &Diff) -> [String; 2] {
         Path::new(path).file_name().map_or_else(|| printable(path), |name| printable(&name.to_string_lossy()))
     };
     let names = [&diff.before, &diff.after].map(|side| name(&side.name));
-    if names[0] == names[1] { ["the first span", "the second span"].map(str::to_owned) } else { names }
+    match diff.before.name == diff.after.name {
+        true => ["the first span", "the second span"].map(str::to_owned),
+        false if names[0] == names[1] => [&diff.before, &diff.after].map(|side| printable(&side.name)),
+        false => names,
+    }
 }
 
 /// Renders the change of a row.
 fn change(row: &Row, [before, after]: &[String; 2]) -> String {
     let (subject, many) = match &row.what {
-        What::Culprit { .. } => (format!("waits because of {}", what(&row.what)), "as long"),
+        What::Culprit { .. } => (format!("has delay caused by {}", what(&row.what)), "as much"),
         What::Late { late } => (format!("has {} over their limit", events(late)), "as many"),
-        What::Stack { frames } => (format!("waits in {}", place(frames)), "as long"),
+        What::Stack { frames } => (format!("has wait time in {}", place(frames)), "as much"),
         What::Series { .. } | What::Total => (
             format!("has a {} of {} ({})", figure(row), printable(&what(&row.what)), printable(&row.source)),
             "as high",

@@ -154,6 +154,9 @@ impl Output for IrqsoffText {
             }
         }
         let shown = self.write_worst(out)?;
+        if let Some(culprits) = &mut self.culprits {
+            culprits.add_unexplained(snapshot.unexplained);
+        }
         if let Some(ranking) = self.culprits.as_mut().map(Culprits::take).filter(|ranking| !ranking.is_empty()) {
             writeln!(out)?;
             why::write_ranking(out, &ranking, IRQSOFF.words)?;

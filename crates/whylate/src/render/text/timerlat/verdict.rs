@@ -26,16 +26,14 @@ struct Worst {
     limit_ns: u64,
 }
 
-/// Writes a line that says whether a latency reached its threshold: of the interrupt, and of the thread with its return
-/// to user space. `hit` is a CPU on which a threshold was reached. Writes nothing without a threshold or a latency.
+/// Writes a line that says whether a latency reached its threshold, by kind in the order of [`KINDS`]. `hit` is a CPU on which a threshold was reached. Writes nothing without a threshold or a latency.
 pub fn write(
     out: &mut dyn Write,
     total: &Total,
-    irq_ns: Option<u64>,
-    thread_ns: Option<u64>,
+    limits: [Option<u64>; KINDS.len()],
     hit: Option<u32>,
 ) -> io::Result<()> {
-    let limits: [Option<u64>; KINDS.len()] = [irq_ns, thread_ns, thread_ns];
+    let [irq_ns, thread_ns, _] = limits;
     let all = total.cpus.iter().flat_map(|(&cpu, of_cpu)| {
         let kinds = limits.into_iter().zip(&of_cpu.latencies).enumerate();
         kinds.filter_map(move |(kind, (limit_ns, latencies))| {
@@ -111,7 +109,7 @@ mod tests {
     use crate::render::text::text_of;
 
     fn verdict(irq_ns: Option<u64>, thread_ns: Option<u64>, hit: Option<u32>) -> String {
-        text_of(|out| write(out, &sample::total(), irq_ns, thread_ns, hit))
+        text_of(|out| write(out, &sample::total(), [irq_ns, thread_ns, thread_ns], hit))
     }
 
     #[test]
@@ -152,7 +150,7 @@ mod tests {
         total.cpus.get_mut(&12).expect("it is measured").overdue = 3;
         // Otherwise, other latencies reach the limit.
         total.cpus.values_mut().for_each(|of_cpu| of_cpu.latencies = Default::default());
-        let verdict = |limit_ns| text_of(|out| write(out, &total, None, Some(limit_ns), None));
+        let verdict = |limit_ns| text_of(|out| write(out, &total, [None, Some(limit_ns), Some(limit_ns)], None));
         assert_eq!(
             verdict(500_000),
             "LATE: 500us reached on CPU 12: its thread had not run by the end, for 3 periods\n"
