@@ -6,12 +6,12 @@ use std::collections::BTreeMap;
 
 /// Counters known but not shown, as a multiple of those shown. Beyond them, a label is not remembered.
 const REMEMBERED: usize = 10;
-/// A counter takes another one's place if it has grown this many times as much lately.
+/// A counter takes another one's place if it has grown this many times as much recently.
 const CLEARLY: f64 = 2.0;
 /// Growth loses half of its weight in this time.
 const HALF_LIFE_NS: f64 = 600e9;
 
-/// Sums of nanoseconds by label. At most `limit` labels are shown, those that grew most lately; what is added to
+/// Sums of nanoseconds by label. At most `limit` labels are shown, those that grew most recently; what is added to
 /// others counts for all others together.
 ///
 /// No shown sum ever falls, except that of a label that was forgotten and has come back: a label that loses its place
@@ -68,7 +68,7 @@ impl<K: Clone + Ord> Largest<K> {
         self.beyond += 1;
     }
 
-    /// Lets time pass: gives places to labels that grew clearly more lately than those that have them, and forgets
+    /// Lets time pass: gives places to labels that grew clearly more recently than those that have them, and forgets
     /// labels that no longer grow while others need to be remembered.
     pub fn pass(&mut self, ns: u64) {
         let weight = 0.5_f64.powf(ns as f64 / HALF_LIFE_NS);

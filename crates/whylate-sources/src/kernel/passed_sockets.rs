@@ -59,7 +59,7 @@ fn take(number: i32) -> PassedSocket {
     }
 }
 
-/// Tells the service manager that the service is ready, if it has asked for that. Errors are ignored, as it goes on
+/// Notifies the service manager that the service is ready, if it has asked for that. Errors are ignored, as it goes on
 /// without.
 pub fn notify_ready() {
     let Some(name) = env::var_os("NOTIFY_SOCKET") else { return };

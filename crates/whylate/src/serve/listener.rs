@@ -145,7 +145,7 @@ impl Listener {
     }
 }
 
-/// Makes a socket that only its owner can connect to. One that nobody listens on is left from a killed process, and
+/// Makes a socket that only its owner can connect to. One without a listener is left from a killed process, and
 /// replaced.
 fn bind_unix(path: &Path) -> anyhow::Result<Listener> {
     if let Ok(about) = fs::symlink_metadata(path) {
@@ -158,7 +158,7 @@ fn bind_unix(path: &Path) -> anyhow::Result<Listener> {
         }
         fs::remove_file(path)?;
     }
-    // The mode is there from the start, so that nobody else connects in between.
+    // The mode is there from the start, so that no other user connects in between.
     let before = umask(Mode::from_raw_mode(0o177));
     let listener = UnixListener::bind(path);
     umask(before);
@@ -193,7 +193,7 @@ impl AsFd for Stream {
 }
 
 impl Stream {
-    /// Tells the client that nothing follows.
+    /// Ends the reply: nothing follows.
     ///
     /// # Errors
     /// Fails if the client is gone.

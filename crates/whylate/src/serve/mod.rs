@@ -315,7 +315,7 @@ impl State {
 
     /// Starts the process that makes a profile or a report. Returns when its reply is due at the latest.
     fn start_child(&mut self, path: &str, request: &Request) -> Result<Instant, Reply> {
-        // A reply that nobody reads takes memory, too.
+        // A reply that its client does not read takes memory, too.
         if self.child.is_some() || self.connections.iter().any(Connection::writes_made) {
             return Err(Reply::text(Status::Unavailable, "one profile or report at a time: try again later\n"));
         }
