@@ -8,7 +8,8 @@ use std::sync::atomic::fence;
 use whylate_model::occupancy::{BusyPools, Interval, Merged, MergedPart, Occupancy, Occupant, Taken};
 use whylate_model::path::events::SOFTIRQS;
 
-use super::skel::types::{busy_pools, interval, irq_vector, late_stack, lateness, merged_part, occupant_kind, window};
+use super::skel::types::{busy_pools, interval, late_stack, lateness, merged_part, occupant_kind, window};
+use super::vectors;
 use crate::kernel::attach::{self, PlainData};
 use crate::kernel::cgroups::Cgroups;
 use crate::kernel::mapped::MappedArray;
@@ -197,27 +198,9 @@ fn occupant(
             let name = text();
             Occupant::Irq { name: if name.is_empty() { format!("irq {id}") } else { name } }
         }
-        occupant_kind::OCCUPANT_VECTOR => Occupant::Irq { name: vector(id).map_or_else(text, str::to_owned) },
+        occupant_kind::OCCUPANT_VECTOR => Occupant::Irq { name: vectors::name_of(id).map_or_else(text, str::to_owned) },
         _ => Occupant::Idle,
     }
-}
-
-/// Returns the name of an interrupt without a device, as the kernel's tracepoint spells it.
-pub(crate) fn vector(id: u32) -> Option<&'static str> {
-    Some(match irq_vector(id) {
-        irq_vector::VECTOR_LOCAL_TIMER | irq_vector::VECTOR_UNANNOUNCED_TIMER => "local_timer",
-        irq_vector::VECTOR_RESCHEDULE => "reschedule",
-        irq_vector::VECTOR_CALL_FUNCTION => "call_function",
-        irq_vector::VECTOR_CALL_FUNCTION_SINGLE => "call_function_single",
-        irq_vector::VECTOR_IRQ_WORK => "irq_work",
-        irq_vector::VECTOR_PLATFORM_IPI => "x86_platform_ipi",
-        irq_vector::VECTOR_THERMAL => "thermal_apic",
-        irq_vector::VECTOR_THRESHOLD => "threshold_apic",
-        irq_vector::VECTOR_DEFERRED_ERROR => "deferred_error_apic",
-        irq_vector::VECTOR_ERROR => "error_apic",
-        irq_vector::VECTOR_SPURIOUS => "spurious_apic",
-        _ => return None,
-    })
 }
 
 #[cfg(test)]

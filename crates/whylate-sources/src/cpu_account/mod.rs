@@ -15,6 +15,7 @@ mod slices;
 mod steps;
 mod stream;
 mod unexplained;
+pub(crate) mod vectors;
 
 use std::cell::{RefCell, RefMut};
 use std::collections::BTreeSet;
@@ -30,8 +31,8 @@ use whylate_model::ActorName;
 use whylate_model::Snapshot;
 use whylate_model::path::timer::TimerKind;
 
+pub(crate) use self::decode::Windows;
 use self::decode::spread_steal;
-pub(crate) use self::decode::{Windows, vector};
 pub use self::edges::Edges;
 pub use self::history::History;
 use self::rings::Rings;
@@ -400,7 +401,7 @@ impl AccountState {
             if self.attached.contains(&name) || waits || name == AFTER_STEP {
                 continue;
             }
-            self.links.push(program.attach()?);
+            self.links.extend(vectors::attach(&program)?);
             self.attached.push(name);
         }
         if is_complete && !std::mem::replace(&mut self.is_complete, true) { self.start_rate_limiter() } else { Ok(()) }
@@ -482,8 +483,7 @@ fn named(lost: Lost) -> Vec<(&'static str, u64)> {
 #[allow(unsafe_code)]
 unsafe impl PlainData for account {}
 
-/// Disables optional programs without a tracepoint in this kernel. Interrupt vectors depend on the architecture and
-/// configuration.
+/// Disables optional programs without a tracepoint in this kernel.
 pub(crate) fn disable_missing_tracepoints(open: &mut OpenObject) -> Result<(), AttachError> {
     let types = libbpf_rs::Btf::from_vmlinux()?;
     for mut program in open.progs_mut() {

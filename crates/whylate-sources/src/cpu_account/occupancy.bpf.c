@@ -340,18 +340,17 @@ int BPF_PROG(on_irq_handler_exit)
 	return irq_ends();
 }
 
-/* A pair of programs for each vector with tracepoints on this architecture. */
-#define VECTOR(event, vector)                                                                                                              \
-	SEC("?tp_btf/" #event "_entry") int BPF_PROG(on_##event##_entry)                                                                   \
-	{                                                                                                                                  \
-		return irq_begins(OCCUPANT_VECTOR, vector, NULL);                                                                          \
-	}                                                                                                                                  \
-	SEC("?tp_btf/" #event "_exit") int BPF_PROG(on_##event##_exit)                                                                     \
-	{                                                                                                                                  \
-		return irq_ends();                                                                                                         \
-	}
+SEC("raw_tp")
+int BPF_PROG(on_irq_vector_entry, int vector)
+{
+	return irq_begins(OCCUPANT_VECTOR, vector_of(vector), NULL);
+}
 
-EACH_VECTOR(VECTOR)
+SEC("raw_tp")
+int BPF_PROG(on_irq_vector_exit)
+{
+	return irq_ends();
+}
 
 /* arm64: the reason is a text, such as "Rescheduling interrupts". */
 SEC("?tp_btf/ipi_entry")

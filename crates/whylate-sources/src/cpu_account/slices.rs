@@ -8,11 +8,11 @@ use whylate_model::path::history::{
 use whylate_model::path::timer::TimerKind;
 use whylate_model::wait::Stop;
 
-use super::decode::vector;
 use super::skel::types::{
     disk_operation, disk_request, entry, entry_kind, interval, lateness, left_bits, occupancy_limits, occupant_kind,
     run_queue_move, stopper,
 };
+use super::vectors;
 use crate::kernel::attach::{self, PlainData};
 
 // SAFETY: integers and arrays of integers only.
@@ -81,7 +81,7 @@ fn name(of: &interval) -> Name {
     match occupant_kind(of.kind.into()) {
         occupant_kind::OCCUPANT_NOBODY | occupant_kind::OCCUPANT_IDLE => Name::default(),
         occupant_kind::OCCUPANT_SOFTIRQ => Name::new(SOFTIRQS.get(of.id as usize).copied().unwrap_or("softirq")),
-        occupant_kind::OCCUPANT_VECTOR => vector(of.id).map_or_else(|| terminated_name(&of.name), Name::new),
+        occupant_kind::OCCUPANT_VECTOR => vectors::name_of(of.id).map_or_else(|| terminated_name(&of.name), Name::new),
         _ => terminated_name(&of.name),
     }
 }

@@ -194,17 +194,17 @@ int BPF_PROG(on_irq_handler_exit)
 	return handler_ends();
 }
 
-#define VECTOR(event, vector)                                                                                                              \
-	SEC("?tp_btf/" #event "_entry") int BPF_PROG(on_##event##_entry)                                                                   \
-	{                                                                                                                                  \
-		return handler_begins(REASON_VECTOR, vector, NULL);                                                                        \
-	}                                                                                                                                  \
-	SEC("?tp_btf/" #event "_exit") int BPF_PROG(on_##event##_exit)                                                                     \
-	{                                                                                                                                  \
-		return handler_ends();                                                                                                     \
-	}
+SEC("raw_tp")
+int BPF_PROG(on_irq_vector_entry, int vector)
+{
+	return handler_begins(REASON_VECTOR, vector_of(vector), NULL);
+}
 
-EACH_VECTOR(VECTOR)
+SEC("raw_tp")
+int BPF_PROG(on_irq_vector_exit)
+{
+	return handler_ends();
+}
 
 /* arm64: the reason is a text, such as "Rescheduling interrupts". */
 SEC("?tp_btf/ipi_entry")

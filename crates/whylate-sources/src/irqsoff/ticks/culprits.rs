@@ -150,7 +150,7 @@ pub(super) fn reason(key: &culprit_key, name: &str, symbols: &mut KernelSymbols)
         tick_reason::REASON_DEVICE_IRQ => Reason::Handler(name.to_owned()),
         tick_reason::REASON_CALLBACK => Reason::Handler(symbols.name(key.id).to_owned()),
         tick_reason::REASON_VECTOR => {
-            let vector = u32::try_from(key.id).ok().and_then(cpu_account::vector);
+            let vector = u32::try_from(key.id).ok().and_then(cpu_account::vectors::name_of);
             Reason::Handler(vector.map_or_else(|| name.to_owned(), str::to_owned))
         }
         _ => Reason::Unknown,

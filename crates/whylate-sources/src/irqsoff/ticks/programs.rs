@@ -20,7 +20,7 @@ use whylate_model::{Histogram, Occupancy, Snapshot};
 use self::types::{bucket_page, culprit, culprit_key, interrupted_stack, tick, tick_limits};
 use super::culprits;
 use super::sampler::NmiSampler;
-use crate::cpu_account::{Account, Timers, Wakeups, disable_missing_tracepoints};
+use crate::cpu_account::{Account, Timers, Wakeups, disable_missing_tracepoints, vectors};
 use crate::irqsoff::IrqsoffOptions;
 use crate::kernel::attach::{self, PlainData, ProgramStatistics};
 use crate::kernel::distribution::{DistributionOffsets, Distributions};
@@ -154,7 +154,8 @@ impl Programs {
         let mut programs: Vec<_> = programs.filter(|program| program.autoload() && has_event(program.name())).collect();
         // Exit programs first, so that the end of each handler is seen.
         programs.sort_by_key(|program| !program.name().to_string_lossy().ends_with("_exit"));
-        let links = programs.into_iter().map(|program| program.attach()).collect::<Result<Vec<_>, _>>()?;
+        let links =
+            programs.iter().map(vectors::attach).collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect();
         sampler.start(skeleton.progs.on_kernel_cycles.as_fd())?;
         Ok(Programs {
             _links: links,
