@@ -11,6 +11,7 @@ use whylate_model::units::{counted, printable};
 use super::panel::{Body, Choice, Panel, Row, cut, heights};
 use super::state::{Mode, Phase, State};
 use super::view_kind::ViewKind;
+use crate::render::text::footer::per_second;
 use crate::render::text::time_of_day::time_of_day;
 
 /// Widths to which names shrink: before figures are hidden, and after.
@@ -111,11 +112,8 @@ fn header(state: &State, columns: usize) -> Line<'static> {
         true => String::new(),
         false => format!("last {}", short(state.window_ns() / 1_000_000_000)),
     };
-    let lost = state.window.look.lost_per_s().map_or_else(String::new, |rate| match rate {
-        ..0.05 => "<0.1 lost/s".to_owned(),
-        0.05..9.95 => format!("{rate:.1} lost/s"),
-        _ => format!("{rate:.0} lost/s"),
-    });
+    let look = &state.window.look;
+    let lost = per_second(look.count_lost(), look.duration_ns).map_or_else(String::new, |rate| rate + " lost");
     let own = match state.mode {
         Mode::Live if state.own.resident_bytes > 0 => {
             let mebibytes = state.own.resident_bytes >> 20;
