@@ -96,7 +96,7 @@ fn reports_what_a_services_helper_does() -> Result<()> {
             scope.spawn(move || whylate(&[option, &value, "-d", "1s", "--json"]).output())
         };
         let rank = |by: &'static str| {
-            scope.spawn(move || whylate(&["--comm", "whylate-service", "-d", "1s", "--rank-by", by]).output())
+            scope.spawn(move || whylate(&["--comm", "whylate-service", "-d", "1s", "-v", "--rank-by", by]).output())
         };
         let looks = [["--comm", "whylate-service"], ["-p", ""]].map(look);
         let ranked = ["name", "cgroup"].map(rank);
