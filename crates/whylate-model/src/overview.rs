@@ -201,12 +201,6 @@ impl Overview {
         self.lost().map(|(.., count)| count).fold(0, u64::saturating_add)
     }
 
-    /// Returns the number of events that could not be counted per second; `None` if there are none.
-    pub fn lost_per_s(&self) -> Option<f64> {
-        let lost = self.count_lost();
-        (lost > 0).then(|| lost as f64 * 1e9 / self.duration_ns.max(1) as f64)
-    }
-
     /// Returns the late events of all sources that the culprits do not cover.
     pub fn unexplained(&self) -> Unexplained {
         let each = self.sources.iter().map(|headline| headline.unexplained);

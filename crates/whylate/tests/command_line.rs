@@ -77,7 +77,7 @@ fn refusals_say_what_to_write() -> Result<()> {
         (&["block", "-d", "sda"], "name a disk with --disk"),
         (&["wq", "--by", "cgroup"], "--rank-by ranks the culprits of late events: give --why with it"),
         (&["offcpu", "--rank-by", "name"], "--rank-by ranks the culprits of late events: give --why with it"),
-        (&["-p", "1", "--rank-by", "cgroup"], "--rank-by ranks the culprits of the whole machine: omit it, or -p"),
+        (&["-p", "1", "--json", "--rank-by", "cgroup"], "--json has the causes of each wait, unranked: omit --rank-by"),
         (&["-p", "1", "--fail-if-late"], "--fail-if-late judges the whole machine: omit it, or -p"),
         (&["offcputime", "-p", "1", "10"], "offcputime (bcc) is not a whylate command: use `whylate offcpu -d 10s`"),
         (&["cyclictest", "-m"], "cyclictest (rt-tests) is not a whylate command: use `whylate timerlat`"),

@@ -9,9 +9,9 @@ mod quota;
 mod running;
 
 use std::fs;
-use std::io::{BufRead as _, BufReader};
+use std::io::{self, BufRead as _, BufReader};
 use std::process::{Child, Command, Output, Stdio};
-use std::thread;
+use std::thread::{self, ScopedJoinHandle};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
@@ -95,10 +95,22 @@ fn reports_what_a_services_helper_does() -> Result<()> {
             let value = if value.is_empty() { pid.clone() } else { value.to_owned() };
             scope.spawn(move || whylate(&[option, &value, "-d", "1s", "--json"]).output())
         };
+        let rank = |by: &'static str| {
+            scope.spawn(move || whylate(&["--comm", "whylate-service", "-d", "1s", "-v", "--rank-by", by]).output())
+        };
         let looks = [["--comm", "whylate-service"], ["-p", ""]].map(look);
-        looks.map(|look| look.join().expect("starting a program does not panic"))
+        let ranked = ["name", "cgroup"].map(rank);
+        let joined = |look: ScopedJoinHandle<'_, io::Result<Output>>| look.join().expect("it does not panic");
+        (looks.map(joined), ranked.map(joined))
     });
     drop(service);
+    let (looks, [by_name, by_cgroup]) = looks;
+    // The helper works and sleeps, and is in the service's cgroup.
+    for (output, culprit) in [(by_name?, "thread whylate-helper:"), (by_cgroup?, " (itself) sleeping")] {
+        let text = String::from_utf8_lossy(&output.stdout);
+        let culprits = text.split("\nCULPRITS, ").nth(1).and_then(|rest| rest.split("\n\n").next());
+        ensure!(culprits.is_some_and(|culprits| culprits.contains(culprit)), "{culprit}: {text}");
+    }
     for (output, name) in looks.into_iter().zip(["whylate-service".to_owned(), format!("whylate-service:{pid}")]) {
         ensure_helped(&output?, &name)?;
     }

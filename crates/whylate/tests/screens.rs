@@ -60,8 +60,13 @@ const SCREENS: &[(&str, &str)] = &[
     ("diff_halves", "diff late-6.18.whylate --split 2026-11-28T23:18:33.007551Z"),
 ];
 
-/// Runs whylate on a terminal of this width, and returns what it shows there.
+/// Runs whylate on a terminal of this width without color, and returns what it shows there.
 fn on_terminal(command: &str, columns: u16) -> Result<String> {
+    with_variable(("NO_COLOR", "1"), command, columns)
+}
+
+/// Runs whylate on a terminal of this width, with a variable in its environment, and returns what it shows there.
+fn with_variable(variable: (&str, &str), command: &str, columns: u16) -> Result<String> {
     let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY)?;
     grantpt(&master)?;
     unlockpt(&master)?;
@@ -73,7 +78,7 @@ fn on_terminal(command: &str, columns: u16) -> Result<String> {
         .args(command.split(' '))
         .current_dir(RECORDINGS)
         .env_clear()
-        .envs([("TZ", "UTC"), ("NO_COLOR", "1"), ("LC_ALL", "C.UTF-8"), ("PATH", "/nonexistent")])
+        .envs([("TZ", "UTC"), variable, ("LC_ALL", "C.UTF-8"), ("PATH", "/nonexistent")])
         .stdin(Stdio::null())
         .stdout(OwnedFd::from(terminal))
         .stderr(Stdio::null());
@@ -94,6 +99,24 @@ fn on_terminal(command: &str, columns: u16) -> Result<String> {
     ensure!(status.code() != Some(101), "{command} panics");
     ensure!(!shown.trim_ascii().is_empty(), "{command} shows nothing");
     Ok(String::from_utf8_lossy(&shown).replace('\r', ""))
+}
+
+#[test]
+fn only_what_is_late_has_color_on_a_terminal() -> Result<()> {
+    let terminal = ("TERM", "xterm-256color");
+    for command in ["--help", "-h", "wq --help", "help lost", "replay quiet-6.1.whylate block"] {
+        let shown = with_variable(terminal, command, 100)?;
+        ensure!(!shown.contains('\x1b'), "{command}: {shown:?}");
+    }
+    for command in ["", " wq --table", " irqsoff", " timerlat top -q --why 5ms", " timerlat hist --why 5ms"] {
+        let command = format!("replay late-6.18.whylate{command}");
+        let shown = with_variable(terminal, &command, 100)?;
+        let plain = shown.replace("\x1b[1;31m", "").replace("\x1b[m", "");
+        ensure!(shown != plain && !plain.contains('\x1b'), "{command}: {shown:?}");
+        ensure!(on_terminal(&command, 100)? == plain, "NO_COLOR: {command}");
+        ensure!(with_variable(terminal, &format!("{command} --color never"), 100)? == plain, "never: {command}");
+    }
+    Ok(())
 }
 
 #[test]

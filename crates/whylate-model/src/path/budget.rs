@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Budgets of threads: what they did with their time, with each kind of wait followed to its cause.
 
+mod culprits;
 mod kind;
 mod latencies;
 mod ready;
@@ -23,7 +24,7 @@ use super::history::{Name, Waker};
 use super::sums::Sums;
 use super::walk::walk_for_sums;
 use super::{Actor, CpuTimeline, Finding, Limits, Names, PathSegment, Query, Segment};
-use crate::wait::{Stop, is_sleep};
+use crate::wait::{CallWaits, Stop, WaitClass, is_sleep, of_syscall};
 use crate::{CauseKind, Histogram};
 
 /// Maximum number of waits listed one by one.
@@ -137,6 +138,14 @@ pub struct Waits {
     pub latency: Histogram,
     /// Segments of the waits, as far as they were followed.
     pub path: Vec<PathSegment>,
+}
+
+impl Waits {
+    /// Returns whether the program waits by design: for a request, a child or a time, none of which came.
+    pub fn is_by_design(&self) -> bool {
+        matches!(self.ended_by, Some(EndedBy::NotOver | EndedBy::Timer))
+            && of_syscall(&self.via) == Some(CallWaits::For(WaitClass::Idle))
+    }
 }
 
 /// Collects the findings of walks.

@@ -1,12 +1,25 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `block`: disk I/O requests.
 
+use super::SeriesColumn::{Distribution, Label, Value};
 use super::lost::{left_out, reason};
 use super::{Card, EventWords, Judged};
 
 /// Latency of I/O requests, from submission to completion.
 pub static BLOCK: Card = Card {
     grouped_by: Some("device"),
+    columns: &[
+        Label("device"),
+        Label("operation"),
+        Label("process"),
+        Distribution("latency"),
+        Distribution("device"),
+        Distribution("queued"),
+        Distribution("throttled"),
+        Value("bytes"),
+        Value("errors"),
+        Label("pid"),
+    ],
     phases: &[
         ("latency", "from submission until done"),
         ("throttled", "held back by io.max or writeback throttling, or no request was free"),

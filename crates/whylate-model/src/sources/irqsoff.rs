@@ -1,11 +1,20 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `irqsoff`: late interrupts.
 
+use super::SeriesColumn::{Distribution, Label, Value};
 use super::lost::reason;
 use super::{Card, EventWords, Judged, Merging};
 
 /// Sections with interrupts disabled, by culprit. Late events and figures cover everything that delays an interrupt.
 pub static IRQSOFF: Card = Card {
+    columns: &[
+        Label("kind"),
+        Label("function"),
+        Distribution("length"),
+        Value("share"),
+        Label("caller"),
+        Label("handler"),
+    ],
     stacks: "where interrupts were kept off",
     words: EventWords {
         late: "late interrupt",

@@ -66,12 +66,25 @@ pub struct Card {
     pub grouped_by: Option<&'static str>,
     /// Phases of its latencies in chronological order, with their meanings; empty if it has none.
     pub phases: &'static [(&'static str, &'static str)],
+    /// Columns of a table of its series, the most important first; the others follow.
+    pub columns: &'static [SeriesColumn<'static>],
     /// Names of its late events in sentences.
     pub words: EventWords,
     /// Measurements that the overview omits, and the commands that make them.
     pub beyond_a_look: &'static [(&'static str, &'static str)],
     /// Reasons for lost events, in addition to [`SHARED_LOST`], sorted by name.
     pub lost: &'static [Reason],
+}
+
+/// Part of a series, by its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum SeriesColumn<'a> {
+    /// A label.
+    Label(&'a str),
+    /// A distribution.
+    Distribution(&'a str),
+    /// A value.
+    Value(&'a str),
 }
 
 /// Nouns and verbs for the events of a source.
@@ -157,10 +170,17 @@ impl Card {
             stacks: "",
             grouped_by: None,
             phases: &[],
+            columns: &[],
             words: THREAD_WAITS,
             beyond_a_look: &[],
             lost: &[],
         }
+    }
+
+    /// Sorts the columns of a table of its series by importance.
+    pub fn sort_columns(&self, columns: &mut [SeriesColumn<'_>]) {
+        let place = |column: &SeriesColumn<'_>| self.columns.iter().position(|of| of == column);
+        columns.sort_by_key(|column| (place(column).unwrap_or(usize::MAX), *column));
     }
 
     /// Returns the threshold of the source's late events.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `offcpu`: threads off their CPUs.
 
+use super::SeriesColumn::Value;
 use super::lost::reason;
 use super::{Card, Judged, Merging};
 use crate::{Histogram, Snapshot};
@@ -8,6 +9,7 @@ use crate::{Histogram, Snapshot};
 /// Stacks of sleeping threads, and run-queue waits. 20 ms is a normal run-queue wait with five other runnable threads.
 /// Users notice threads that are held up for more than 100 ms.
 pub static OFFCPU: Card = Card {
+    columns: &[Value("threads"), Value("walks"), Value("rate_hz")],
     event: "wait",
     stacks: "where threads wait",
     events: Some(Judged {

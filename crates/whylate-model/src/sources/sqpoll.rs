@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `sqpoll`: io_uring's submission threads.
 
+use super::SeriesColumn::{Label, Value};
 use super::lost::reason;
 use super::{Card, Judged, JudgedShare, Merging, PRESENT, Remark};
 use crate::late::{ROLE, SUBMISSION_THREAD};
@@ -13,6 +14,18 @@ const STARVED: JudgedShare =
 
 /// Time use of submission threads. Its late events are their run-queue waits.
 pub static SQPOLL: Card = Card {
+    columns: &[
+        Label("process"),
+        Label("tid"),
+        Value("working"),
+        Value("spinning"),
+        Value("starved"),
+        Value("sleeping"),
+        Value("starved_by"),
+        Label("by"),
+        Value("sqes_per_s"),
+        Value("cpu"),
+    ],
     remark,
     advice: verdicts,
     judged_share: Some(STARVED),

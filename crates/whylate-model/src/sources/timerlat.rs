@@ -1,11 +1,20 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `timerlat`: timers and the threads that they wake.
 
+use super::SeriesColumn::{Distribution, Label, Value};
 use super::lost::reason;
 use super::{Card, Judged, Merging};
 
 /// Lateness of timers, and run-queue waits of the threads that they wake.
 pub static TIMERLAT: Card = Card {
+    columns: &[
+        Label("cpu"),
+        Distribution("thread"),
+        Distribution("irq"),
+        Value("missed"),
+        Value("overdue"),
+        Distribution("user"),
+    ],
     merging: |name| match name {
         "missed" => Merging::Sum,
         _ => Merging::Latest,

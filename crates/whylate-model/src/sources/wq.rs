@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `wq`: work items.
 
+use super::SeriesColumn::{Distribution, Label};
 use super::lost::reason;
 use super::{Card, EventWords, Judged, Merging};
 use crate::late::{ROLE, WORKER};
@@ -13,6 +14,17 @@ pub static WQ: Card = Card {
     also_reports: |event| {
         event.labels.get(ROLE).is_some_and(|role| role == WORKER) && !event.labels.contains_key("handler")
     },
+    columns: &[
+        Label("handler"),
+        Distribution("latency"),
+        Label("workqueue"),
+        Distribution("runtime"),
+        Distribution("pool"),
+        Distribution("activate"),
+        Distribution("ready"),
+        Distribution("asleep"),
+        Distribution("on_cpu"),
+    ],
     phases: &[
         ("latency", "queued until a worker starts it"),
         ("activate", "waiting for max_active"),

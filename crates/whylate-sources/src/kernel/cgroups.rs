@@ -236,6 +236,14 @@ pub fn throttled_ns(process: u32) -> Vec<(String, u64)> {
     Path::new(path).ancestors().filter_map(of).collect()
 }
 
+/// Returns the path of a thread's cgroup in the hierarchy that identifies containers; `None` if the thread has exited.
+pub fn path_of_thread(tid: u32) -> Option<String> {
+    let of_thread = proc::text(format!("/proc/{tid}/cgroup")).ok()?;
+    let controller = are_of_v1().then_some(CPU);
+    let path = of_thread.lines().find_map(|line| path_in_hierarchy(line, controller))?;
+    Some(into_bounded(path.to_owned()))
+}
+
 /// Parses a line of `/proc/PID/cgroup`: returns the path if the hierarchy is that of the cgroup v1 controller, or
 /// cgroup v2.
 fn path_in_hierarchy<'a>(line: &'a str, controller: Option<&str>) -> Option<&'a str> {
@@ -366,6 +374,18 @@ mod tests {
             *last = None;
         }
         assert_eq!(cgroups.path(id).as_deref(), Some("/"));
+    }
+
+    #[test]
+    fn thread_has_the_path_of_its_cgroup() {
+        let thread = rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned();
+        let of_thread = path_of_thread(thread);
+        let listed = fs::read_to_string("/proc/thread-self/cgroup").expect("a thread");
+        assert!(
+            of_thread.as_ref().is_some_and(|path| listed.lines().any(|line| line.ends_with(&format!(":{path}")))),
+            "{of_thread:?}: {listed}"
+        );
+        assert_eq!(path_of_thread(u32::MAX), None);
     }
 
     #[test]

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, anyhow};
 use clap::Args;
 use jiff::tz::TimeZone;
+use whylate_model::culprits::By;
 use whylate_model::overview::{Gatherer, Overview, not_recorded};
 use whylate_model::recording::{Header, Line, Measured, Unmeasured};
 use whylate_model::sources::named;
@@ -73,12 +74,12 @@ impl Arguments {
         self.duration.or(self.length)
     }
 
-    /// Refuses options that judge the whole machine.
+    /// Refuses options that one program does not have.
     fn are_of_one_program(&self) -> anyhow::Result<()> {
         let what = match self {
             _ if self.record.output.is_some() => "the overview of one program cannot be recorded: omit -o",
-            _ if self.rank.rank_by.is_some() => {
-                "--rank-by ranks the culprits of the whole machine: omit it, or -p, --comm and --cgroup"
+            _ if self.json && self.rank.rank_by.is_some() => {
+                "--json has the causes of each wait, unranked: omit --rank-by, or --json"
             }
             _ if self.fail_if_late => "--fail-if-late judges the whole machine: omit it, or -p, --comm and --cgroup",
             _ => return Ok(()),
@@ -95,9 +96,10 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<u8> {
     let record_to = arguments.record.output.as_deref();
     if let Some(program) = arguments.of.program(origin)? {
         arguments.are_of_one_program()?;
-        let Arguments { json, verbosity, .. } = *arguments;
-        let duration_ns = arguments.duration_ns().unwrap_or(DURATION_NS);
-        return program::run(&program, duration_ns, json, verbosity.verbose).map(|()| SUCCESS);
+        let Arguments { json, verbosity, rank, .. } = *arguments;
+        let shown =
+            program::Shown { is_json: json, is_verbose: verbosity.verbose, rank_by: rank.rank_by.map(By::from) };
+        return program::run(&program, arguments.duration_ns().unwrap_or(DURATION_NS), &shown).map(|()| SUCCESS);
     }
     let look = match origin {
         Origin::Recording(recording) => {

@@ -8,7 +8,6 @@ use std::io::{self, Write as _};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
-use whylate_model::units::is_printable;
 
 use crate::cli::help_layout::arranged;
 use crate::cli::{
@@ -99,12 +98,15 @@ impl Refusal {
     /// # Errors
     /// Fails if the output cannot be written.
     pub fn print(&self) -> io::Result<()> {
-        let is_safe = |word: OsString| word.to_string_lossy().chars().all(is_printable);
-        if self.is_error() && !std::env::args_os().all(is_safe) {
-            self.error.render().to_string().lines().for_each(|line| say!("{line}"));
+        // Only what is late is colored.
+        let plain = self.error.render().to_string();
+        if self.is_error() {
+            plain.lines().for_each(|line| say!("{line}"));
             return Ok(());
         }
-        self.error.print().and_then(|()| io::stdout().flush())
+        let mut out = io::stdout().lock();
+        out.write_all(plain.as_bytes())?;
+        out.flush()
     }
 }
 

@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, anyhow};
 use clap::Args;
 use jiff::tz::TimeZone;
+use whylate_model::Cgroup;
+use whylate_model::culprits::By;
 use whylate_model::path::Query;
 use whylate_model::path::budget::{OutsideState, ProgramReport, budget};
 use whylate_model::path::history::Name;
@@ -73,11 +75,20 @@ impl Of {
     }
 }
 
+/// How the result is printed.
+#[derive(Clone, Copy, Debug)]
+pub struct Shown {
+    pub is_json: bool,
+    pub is_verbose: bool,
+    /// How culprits are ranked; `None` to omit the ranking.
+    pub rank_by: Option<By>,
+}
+
 /// Measures for `duration_ns`, and prints one screen, or everything.
 ///
 /// # Errors
 /// Fails if nothing can be recorded, there is no such program, or the output cannot be written.
-pub fn run(program: &Program, duration_ns: u64, json: bool, is_verbose: bool) -> anyhow::Result<()> {
+pub fn run(program: &Program, duration_ns: u64, shown: &Shown) -> anyhow::Result<()> {
     ensure_there(program, program.is_running().context("cannot read /proc")?).map_err(UsageError)?;
     let watch = Watch::new().context("cannot watch for Ctrl-C")?;
     let progress = Progress::new(format!("Looking at {}", name(program)));
@@ -172,11 +183,14 @@ pub fn run(program: &Program, duration_ns: u64, json: bool, is_verbose: bool) ->
         lost,
     };
     let mut out = io::BufWriter::new(io::stdout().lock());
-    if json {
+    if shown.is_json {
         write_line(&mut out, &seen)?;
     } else {
+        let mut cgroup_of = |tid| cgroups::path_of_thread(tid).as_deref().map(Cgroup::new);
+        let ranking = shown.rank_by.map(|by| seen.budget.culprits(by, &mut cgroup_of));
+        let is_verbose = shown.is_verbose;
         let screen = Screen { columns: terminal_columns(), is_verbose, zone: TimeZone::system(), replay: None };
-        text::write(&mut out, &seen, &screen, &mut priority)?;
+        text::write(&mut out, &seen, ranking.as_ref(), &screen, &mut priority)?;
     }
     Ok(out.flush()?)
 }

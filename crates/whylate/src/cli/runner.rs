@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use whylate_model::late::Thresholds;
-use whylate_model::units::format_ns;
+use whylate_model::units::format_round_ns;
 use whylate_model::{Card, Labels, LateEvent, Merger, Snapshot};
 use whylate_sources::Source;
 
@@ -86,7 +86,7 @@ impl Stream {
             match recorded_from_ns {
                 None => say!("whylate: {} was recorded without late events of {}", played.name(), card.name),
                 Some(from_ns) if from_ns > asked_ns && asked_ns > 0 => {
-                    say!("whylate: {} has late events of {} and longer only", played.name(), format_ns(from_ns));
+                    say!("whylate: {} has late events of {} and longer only", played.name(), format_round_ns(from_ns));
                 }
                 Some(_) => {}
             }

@@ -11,6 +11,7 @@ use whylate_model::units::{counted, printable};
 use super::panel::{Body, Choice, Panel, Row, cut, heights};
 use super::state::{Mode, Phase, State};
 use super::view_kind::ViewKind;
+use crate::render::text::footer::per_second;
 use crate::render::text::time_of_day::time_of_day;
 
 /// Widths to which names shrink: before figures are hidden, and after.
@@ -111,11 +112,8 @@ fn header(state: &State, columns: usize) -> Line<'static> {
         true => String::new(),
         false => format!("last {}", short(state.window_ns() / 1_000_000_000)),
     };
-    let lost = state.window.look.lost_per_s().map_or_else(String::new, |rate| match rate {
-        ..0.05 => "<0.1 lost/s".to_owned(),
-        0.05..9.95 => format!("{rate:.1} lost/s"),
-        _ => format!("{rate:.0} lost/s"),
-    });
+    let look = &state.window.look;
+    let lost = per_second(look.count_lost(), look.duration_ns).map_or_else(String::new, |rate| rate + " lost");
     let own = match state.mode {
         Mode::Live if state.own.resident_bytes > 0 => {
             let mebibytes = state.own.resident_bytes >> 20;
@@ -266,37 +264,48 @@ impl Columns {
                 *width = (*width).max(cell.text().width());
             }
         }
+        let natural = widths.clone();
         let mut shown = widths.len();
         // The heading needs room for the count of hidden columns.
         let total = |widths: &[usize], shown: usize| {
             let hidden = if shown < widths.len() { HIDDEN_COUNT } else { 0 };
             widths[..shown].iter().sum::<usize>() + 2 * shown.saturating_sub(1) + hidden
         };
-        let narrow = |widths: &mut [usize], shown: usize, mark: char, least: usize| {
-            let is_marked = |number: &usize| names[*number].starts_with(mark);
+        let narrow = |widths: &mut [usize], of: std::ops::Range<usize>, mark: char, least: usize| {
+            let (is_marked, shown) = (|number: &usize| names[*number].starts_with(mark), of.end);
             // Columns shrink to the width of the screen at once, and step by step from there.
-            (0..shown).filter(is_marked).for_each(|number| widths[number] = widths[number].min(room.max(least)));
+            of.clone().filter(is_marked).for_each(|number| widths[number] = widths[number].min(room.max(least)));
             while total(widths, shown) > room {
-                let widest = (0..shown).filter(is_marked).max_by_key(|&number| widths[number]);
+                let widest = of.clone().filter(is_marked).max_by_key(|&number| widths[number]);
                 match widest.filter(|&number| widths[number] > least) {
                     Some(number) => widths[number] -= 1,
                     None => break,
                 }
             }
         };
-        narrow(&mut widths, shown, '~', MIN_DETAILS);
-        while shown > 1 && names[shown - 1].starts_with('~') && total(&widths, shown) > room {
+        // Details before figures are whole, or hidden with the figures behind them.
+        let details = names.iter().rposition(|name| !name.starts_with('~')).map_or(0, |last| last + 1);
+        narrow(&mut widths, details..shown, '~', MIN_DETAILS);
+        while shown > details.max(1) && total(&widths, shown) > room {
             shown -= 1;
         }
-        narrow(&mut widths, shown, '<', SHORT_NAME);
+        narrow(&mut widths, 0..shown, '<', SHORT_NAME);
         while shown > 1 && !names[shown - 1].starts_with('<') && total(&widths, shown) > room {
             shown -= 1;
         }
-        narrow(&mut widths, shown, '<', MIN_NAME);
+        narrow(&mut widths, 0..shown, '<', MIN_NAME);
         while shown > 1 && total(&widths, shown) > room {
             shown -= 1;
         }
-        Columns { widths, is_left, shown }
+        // Columns that were hidden afterwards leave room for names and details.
+        let mut fits = widths.clone();
+        for (number, natural) in natural.into_iter().enumerate().take(shown) {
+            if names[number].starts_with(['<', '~']) {
+                let room = room.saturating_sub(total(&fits, shown));
+                fits[number] = natural.min(fits[number] + room).max(fits[number]);
+            }
+        }
+        Columns { widths: fits, is_left, shown }
     }
 
     fn heading(&self, names: &[String], choice: &Choice) -> String {

@@ -16,6 +16,7 @@ use super::history::History;
 use super::panel::Glyphs;
 use super::state::{Mode, State};
 use super::tests::{drawn, press};
+use super::view_kind::ViewKind;
 use crate::store::Span;
 use crate::store::play::Recording;
 use crate::store::times::given;
@@ -74,6 +75,35 @@ fn golden_screens_are_those_of_each_recording() -> Result<()> {
             }
             check(&name, &format!("top-{columns}x{rows}"), &all)?;
         }
+    }
+    Ok(())
+}
+
+/// The page of each source, and the columns that it shows in 80 columns.
+const PAGES: [(&str, &str); 5] = [
+    ("wq", "HANDLER COUNT P50 P99 MAX"),
+    ("timerlat", "CPU COUNT P50 P99 MAX"),
+    ("irqsoff", "KIND FUNCTION COUNT P50 P99 MAX"),
+    ("block", "DEVICE OPERATION PROCESS COUNT P50 P99 MAX"),
+    ("sqpoll", "PROCESS TID WORKING SPINNING STARVED"),
+];
+
+#[test]
+fn golden_pages_of_sources_begin_with_the_decisive_columns() -> Result<()> {
+    let name = "sources-6.18";
+    for (columns, rows) in [(80, 24), (100, 30), (160, 45)] {
+        let mut all = String::new();
+        for (source, decisive) in PAGES {
+            let mut state = screen(name, columns, rows)?;
+            state.open(ViewKind::Source(source));
+            let page = drawn(&state, columns as u16, rows as u16);
+            let heading = page.lines().find(|line| line.contains(" COUNT ") || line.contains(" WORKING "));
+            let words: Vec<&str> = heading.context("it has no table")?.split_whitespace().collect();
+            let shown = decisive.split(' ').all(|column| words.contains(&column));
+            ensure!(shown && !page.contains("LATENCY P99"), "{source} in {columns} columns: {page}");
+            all += &format!("{source}:\n{page}\n");
+        }
+        check(name, &format!("top-pages-{columns}x{rows}"), &all)?;
     }
     Ok(())
 }

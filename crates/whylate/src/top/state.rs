@@ -363,7 +363,7 @@ impl State {
     }
 
     /// Opens a view, or returns to it if it is already on the stack.
-    fn open(&mut self, kind: ViewKind) {
+    pub fn open(&mut self, kind: ViewKind) {
         let before = self.views.iter().position(|view| view.kind == kind);
         if before.is_none() && self.views.len() >= MAX_VIEWS {
             self.said = "cannot open more views (press Esc to go back)".to_owned();

@@ -37,16 +37,18 @@ pub fn by_reason(source: &str, counts: &BTreeMap<String, u64>) -> Vec<String> {
 /// Renders the number and rate of lost events; `None` if none was lost. The rate is left out if the duration is unknown,
 /// which is 0.
 pub fn rate(events: u64, duration_ns: u64) -> Option<String> {
-    if duration_ns == 0 {
-        return (events > 0).then(|| format!("{} lost", counted(events, "event")));
-    }
-    let each_second = events as f64 * 1e9 / duration_ns as f64;
-    let rate = match each_second {
+    let rate = per_second(events, duration_ns).map_or_else(String::new, |rate| format!(" ({rate})"));
+    (events > 0).then(|| format!("{} lost{rate}", counted(events, "event")))
+}
+
+/// Renders a number of events per second; `None` if there are none, or the duration is unknown, which is 0.
+pub fn per_second(events: u64, duration_ns: u64) -> Option<String> {
+    let each_second = events as f64 * 1e9 / duration_ns.max(1) as f64;
+    (events > 0 && duration_ns > 0).then(|| match each_second {
         ..0.1 => "less than 0.1/s".to_owned(),
-        0.1..10.0 => format!("{each_second:.1}/s"),
+        0.1..9.95 => format!("{each_second:.1}/s"),
         _ => format!("{each_second:.0}/s"),
-    };
-    (events > 0).then(|| format!("{} lost ({rate})", counted(events, "event")))
+    })
 }
 
 /// Writes the lost events, if any, and the command that explains the reasons.

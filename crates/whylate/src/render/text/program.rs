@@ -5,11 +5,12 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
 
+use whylate_model::culprits::Ranking;
 use whylate_model::path::budget::{Budget, EndedBy, ProgramReport, Waits};
 use whylate_model::path::command::LongWait;
 use whylate_model::path::{OTHERS, PathSegment};
 use whylate_model::units::{format_ns, printable};
-use whylate_model::wait::{CallWaits, WaitClass, of_syscall};
+use whylate_model::wait::of_syscall;
 use whylate_model::{ActorName, CauseKind, Histogram};
 
 use super::fit::fitted;
@@ -22,6 +23,8 @@ const SHOWN_PERCENT: f64 = 1.0;
 /// Maximum number of states in the sentence, and of rows of states unless all of them are asked for.
 const MAX_IN_SENTENCE: usize = 3;
 const MAX_STATES: usize = 7;
+/// Maximum number of culprits with a line of their own.
+const MAX_CULPRITS: usize = 5;
 /// Maximum number of lines, unless everything is asked for.
 const MAX_LINES: usize = 25;
 /// All threads of a program are stuck if it did something else for less than this percentage of their time.
@@ -40,10 +43,11 @@ struct State<'a> {
     waits: Option<&'a Waits>,
 }
 
-/// Writes the result; `priority` looks up the scheduling priority of a TID.
+/// Writes the result, with a ranking of culprits if one is given; `priority` looks up the scheduling priority of a TID.
 pub fn write(
     out: &mut dyn Write,
     seen: &ProgramReport,
+    ranking: Option<&Ranking>,
     screen: &Screen,
     priority: &mut dyn FnMut(u32) -> Option<String>,
 ) -> io::Result<()> {
@@ -60,6 +64,10 @@ pub fn write(
         let children = if seen.children == 1 { "child process, which is" } else { "child processes, which are" };
         let left_out = format!("The process has {} {children} not included: see --comm and --cgroup.", seen.children);
         lines.extend(fitted(&left_out, columns));
+    }
+    if let Some(ranking) = ranking {
+        let culprits = text_of(|out| write_culprits(out, ranking, screen.is_verbose));
+        lines.extend(culprits.lines().flat_map(|line| fitted(line, columns)));
     }
     lines.push(String::new());
     lines.extend(text_of(|out| table(seen, &states, screen).write(out, screen.columns)).lines().map(str::to_owned));
@@ -103,15 +111,14 @@ fn states(budget: &Budget) -> Vec<State<'_>> {
     states
 }
 
-/// Returns whether the program waits by design: for a request, a child or a time, none of which came.
-fn is_by_design(waits: &Waits) -> bool {
-    matches!(waits.ended_by, Some(EndedBy::NotOver | EndedBy::Timer))
-        && of_syscall(&waits.via) == Some(CallWaits::For(WaitClass::Idle))
+/// Returns whether something is known of the waits beyond what the table of states says.
+fn has_known_cause(waits: &Waits) -> bool {
+    waits.path.iter().any(|segment| segment.kind != CauseKind::Unknown)
 }
 
 /// Returns whether all threads wait for something that did not come, and not by design.
 fn is_stuck(budget: &Budget) -> bool {
-    let stuck = budget.waits.iter().filter(|waits| waits.ended_by == Some(EndedBy::NotOver) && !is_by_design(waits));
+    let stuck = budget.waits.iter().filter(|waits| waits.ended_by == Some(EndedBy::NotOver) && !waits.is_by_design());
     let stuck_ns: u64 = stuck.map(|waits| waits.ns).sum();
     stuck_ns > 0 && percent(budget.total_ns.saturating_sub(stuck_ns), budget) < STUCK_PERCENT
 }
@@ -131,7 +138,7 @@ fn sentence(seen: &ProgramReport, states: &[State<'_>]) -> String {
     if shares.is_empty() {
         return format!("{name} has no recorded time in {span}.");
     }
-    let design_ns: u64 = budget.waits.iter().filter(|waits| is_by_design(waits)).map(|waits| waits.ns).sum();
+    let design_ns: u64 = budget.waits.iter().filter(|waits| waits.is_by_design()).map(|waits| waits.ns).sum();
     let busy_ns = budget.total_ns.saturating_sub(design_ns.saturating_add(budget.own_sleep_ns));
     if (busy_ns as f64) * 100.0 < IDLE_PERCENT * seen.span_ns as f64 {
         return format!("{name} is idle: it spent {shares}, over {span}.");
@@ -148,7 +155,7 @@ fn main_cause(budget: &Budget) -> Option<(u64, String)> {
     let what = |segment: &PathSegment| {
         if segment.depth > 1 { path::what_in_whose_wait(segment) } else { path::what(segment) }
     };
-    let waits = budget.waits.iter().filter(|waits| !is_by_design(waits)).chain([&budget.ready]);
+    let waits = budget.waits.iter().filter(|waits| !waits.is_by_design()).chain([&budget.ready]);
     let mut causes: BTreeMap<(bool, String), (u64, BTreeSet<String>)> = BTreeMap::new();
     for segment in waits.flat_map(|waits| &waits.path) {
         if segment.kind != CauseKind::Unknown && segment.who != OTHERS {
@@ -165,6 +172,17 @@ fn main_cause(budget: &Budget) -> Option<(u64, String)> {
     longest.map(|((_, by_name), (ns, of_threads))| {
         (ns, of_threads.first().filter(|_| of_threads.len() == 1).cloned().unwrap_or(by_name))
     })
+}
+
+/// Writes the culprits of the program's waits, the longest delay first; only the first ones unless `is_verbose`.
+fn write_culprits(out: &mut dyn Write, ranking: &Ranking, is_verbose: bool) -> io::Result<()> {
+    let all_ns = ranking.latency_ns;
+    if all_ns == 0 {
+        return writeln!(out, "\nNo known culprit.");
+    }
+    writeln!(out, "\nCULPRITS, {} in total", format_ns(all_ns))?;
+    let most = if is_verbose { ranking.culprits.len() } else { MAX_CULPRITS };
+    why::write_shares(out, &ranking.culprits, all_ns, most, &mut |out, _, row| writeln!(out, "{row}"))
 }
 
 /// Returns a row for each state: its time, and the number and distribution of its waits.
@@ -200,7 +218,7 @@ fn write_details(
     let budget = &seen.budget;
     let is_shown = |waits: &Waits| {
         percent(waits.ns, budget) >= SHOWN_PERCENT
-            && (screen.is_verbose || !is_by_design(waits))
+            && (screen.is_verbose || !waits.is_by_design() && has_known_cause(waits))
             && !waits.path.is_empty()
     };
     let ready = Some(("waiting for a CPU".to_owned(), &budget.ready)).filter(|_| budget.ready.ns > 0);
@@ -275,6 +293,9 @@ fn with_priorities(path: &[PathSegment], priority: &mut dyn FnMut(u32) -> Option
 
 #[cfg(test)]
 mod tests {
+    use whylate_model::Cgroup;
+    use whylate_model::culprits::By;
+
     use super::*;
     use crate::render::text::screens_of;
 
@@ -356,13 +377,28 @@ mod tests {
     fn written(seen: &ProgramReport, columns: Option<usize>, is_verbose: bool) -> String {
         let screen = Screen { columns, is_verbose, zone: jiff::tz::TimeZone::UTC, replay: None };
         let mut priority = |tid| Some(if tid == 26535 { "nice 19" } else { "nice 0" }.to_owned());
-        text_of(|out| write(out, seen, &screen, &mut priority))
+        text_of(|out| write(out, seen, None, &screen, &mut priority))
     }
 
     #[test]
     fn begins_with_a_sentence_and_a_table() {
         let written = |out: &mut dyn Write, columns| write!(out, "{}", written(&service(), columns, false));
         insta::assert_snapshot!(screens_of(written));
+    }
+
+    #[test]
+    fn culprits_are_ranked_on_request() {
+        let seen = service();
+        let mut cgroup_of = |tid| Some(Cgroup::new(if tid == 26536 { "/jobs" } else { "/service" }));
+        let ranked = |by, cgroup_of: &mut dyn FnMut(u32) -> Option<Cgroup>| {
+            let screen = Screen { columns: Some(80), is_verbose: false, zone: jiff::tz::TimeZone::UTC, replay: None };
+            let ranking = seen.budget.culprits(by, cgroup_of);
+            let text = text_of(|out| write(out, &seen, Some(&ranking), &screen, &mut |_| None));
+            assert!(text.lines().count() <= MAX_LINES, "{text}");
+            text.split("\n\n").nth(1).unwrap_or_default().to_owned()
+        };
+        insta::assert_snapshot!("culprits_by_cgroup", ranked(By::Cgroup, &mut cgroup_of));
+        insta::assert_snapshot!("culprits_by_name", ranked(By::Name, &mut cgroup_of));
     }
 
     #[test]

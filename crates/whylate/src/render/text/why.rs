@@ -90,6 +90,28 @@ pub fn write_ranking(out: &mut dyn Write, ranking: &Ranking, words: EventWords) 
     Ok(())
 }
 
+/// Writes a row with share, delay and name for each of the first `most` culprits, then one for the others and the small
+/// ones. `write_row` gets the rows of culprits.
+pub fn write_shares(
+    out: &mut dyn Write,
+    culprits: &[Culprit],
+    all_ns: u64,
+    most: usize,
+    write_row: &mut dyn FnMut(&mut dyn Write, &Culprit, &str) -> io::Result<()>,
+) -> io::Result<()> {
+    let row = |ns: u64, name: &str| format!("{:>5.1}%  {:>6}  {name}", percent(ns, all_ns), format_ns(ns));
+    let is_shown = |culprit: &&Culprit| percent(culprit.total_ns, all_ns) >= SMALL_PERCENT;
+    let shown = culprits.iter().take(most).take_while(is_shown).count();
+    let (shown, rest) = culprits.split_at(shown);
+    for culprit in shown {
+        write_row(out, culprit, &row(culprit.total_ns, &culprit_label(culprit)))?;
+    }
+    match rest.len() as u64 {
+        0 => Ok(()),
+        others => writeln!(out, "{}", row(rest.iter().map(|of| of.total_ns).sum(), &counted(others, "other"))),
+    }
+}
+
 /// Returns the share of the late time that has causes; `None` if all of it has.
 pub fn unexplained(unexplained: &Unexplained, explained_ns: u64, event: &str) -> Option<String> {
     let percent = unexplained.explained_percent(explained_ns)?;

@@ -99,8 +99,9 @@ fn outline(zoom: &Zoom<'_>, node: &Node) -> Panel {
             Panel::table("chains", title, "SHARE, TIME, =BAR, <FRAME", rows, "nothing was late")
         }
         _ => {
-            let title = format!("Where threads wait, {time} of thread time");
-            Panel::table("outline", title, "SHARE, TIME, =BAR, <FRAME", rows, "no thread waited")
+            let (first, rest) = zoom.card.stacks.split_at(zoom.card.stacks.len().min(1));
+            let title = format!("{}{rest}, {time} in total", first.to_uppercase());
+            Panel::table("outline", title, "SHARE, TIME, =BAR, <FRAME", rows, "no stack")
         }
     }
 }

@@ -3,30 +3,48 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use whylate_model::sources::{Merging, lost_events};
+use whylate_model::sources::{Merging, SeriesColumn, lost_events};
 use whylate_model::units::format_ns;
 use whylate_model::{Card, Histogram, Labels, Series, Snapshot};
 
 use super::{frames, late};
+use crate::render::text::fit::fitted;
 use crate::render::text::{histogram, text_of};
 use crate::top::panel::{Cell, Panel, Row};
 use crate::top::program_filter::{Stacks, agree};
 use crate::top::view_kind::ViewKind;
 use crate::top::window::Window;
 
+/// Columns before the text of a panel.
+const INDENT: usize = 2;
+/// Figures of the main distribution of a series, and of its phases, the most important first.
+const FIGURES: [&str; 4] = ["COUNT", "P50", "P99", "MAX"];
+const FIGURES_OF_PHASE: [&str; 4] = ["MAX", "P99", "P50", "COUNT"];
+
 pub fn panels(window: &Window, card: &'static Card, columns: usize) -> Vec<Panel> {
     let Some(snapshot) = window.merged(card) else {
         return vec![Panel::text("series", card.name, "It saw nothing in this span.")];
     };
-    let mut panels = vec![series(card, &snapshot)];
+    // Without names and distributions, there is nothing to choose: such values describe the measurement itself.
+    let has_rows = snapshot.series.iter().any(|series| !series.labels.is_empty() || !series.histograms.is_empty());
+    let mut panels: Vec<Panel> = has_rows.then(|| series(card, &snapshot)).into_iter().collect();
     let figures = figures_of(window, card);
     let text = distribution(card, &snapshot, &figures, window);
     if !text.is_empty() {
-        panels.push(Panel::text("distribution", "Distribution and advice", &text));
+        panels.push(text_panel("distribution", "Distribution and advice", &text, columns));
     }
     panels.extend(frames::panels(window, card, &snapshot.stacks, &Stacks::All, columns));
     panels.push(late::panel(window, |of, _| of.name == card.name));
+    if !has_rows {
+        panels.push(series(card, &snapshot));
+    }
     panels
+}
+
+/// Returns a panel of text that is broken at spaces.
+fn text_panel(id: &'static str, title: &str, text: &str, columns: usize) -> Panel {
+    let lines = text.lines().flat_map(|line| fitted(line, columns.saturating_sub(INDENT)));
+    Panel::text(id, title, &lines.collect::<Vec<_>>().join("\n"))
 }
 
 /// Returns the distribution that the source's limit applies to.
@@ -62,44 +80,60 @@ fn distribution(card: &Card, snapshot: &Snapshot, figures: &Histogram, window: &
     text
 }
 
-/// Label names that differ between series, histogram names, and value names.
-#[derive(Default)]
-struct ColumnNames<'a> {
-    labels: BTreeSet<&'a str>,
-    histograms: BTreeSet<&'a str>,
-    values: BTreeSet<&'a str>,
+/// Names of labels, distributions and values of the series, the most important column first.
+fn columns_of<'a>(card: &Card, snapshot: &'a Snapshot) -> Vec<SeriesColumn<'a>> {
+    let mut columns = BTreeSet::new();
+    for series in &snapshot.series {
+        columns.extend(series.labels.keys().map(|name| SeriesColumn::Label(name)));
+        columns.extend(series.histograms.keys().map(|name| SeriesColumn::Distribution(name)));
+        columns.extend(series.values.keys().map(|name| SeriesColumn::Value(name)));
+    }
+    let mut columns: Vec<SeriesColumn<'_>> = columns.into_iter().collect();
+    card.sort_columns(&mut columns);
+    columns
+}
+
+/// Returns the headings of a part of the series. The names before the first figure are whole as long as possible; the
+/// figures of the main distribution need no name.
+fn headings_of(column: SeriesColumn<'_>, main: Option<&str>, is_key: bool) -> Vec<String> {
+    match column {
+        SeriesColumn::Label(name) => vec![format!("{}{}", if is_key { '<' } else { '~' }, heading(name))],
+        SeriesColumn::Value(name) => vec![heading(name.strip_suffix("_ns").unwrap_or(name))],
+        SeriesColumn::Distribution(name) if main == Some(name) => FIGURES.map(str::to_owned).to_vec(),
+        SeriesColumn::Distribution(name) => {
+            FIGURES_OF_PHASE.map(|figure| format!("{} {figure}", heading(name))).to_vec()
+        }
+    }
 }
 
 fn series(card: &'static Card, snapshot: &Snapshot) -> Panel {
-    let mut names = ColumnNames::default();
-    for series in &snapshot.series {
-        names.labels.extend(series.labels.keys().map(String::as_str));
-        names.histograms.extend(series.histograms.keys().map(String::as_str));
-        names.values.extend(series.values.keys().map(String::as_str));
-    }
-    let mut columns: Vec<String> = names.labels.iter().map(|name| format!("<{}", heading(name))).collect();
-    for name in &names.histograms {
-        let prefix = if names.histograms.len() > 1 { format!("{} ", heading(name)) } else { String::new() };
-        columns.extend(["COUNT", "P50", "P99", "MAX"].map(|figure| format!("{prefix}{figure}")));
-    }
-    columns.extend(names.values.iter().map(|name| heading(name)));
+    let parts = columns_of(card, snapshot);
+    let main =
+        parts.iter().find_map(|part| if let SeriesColumn::Distribution(name) = part { Some(*name) } else { None });
+    let keys = parts.iter().take_while(|part| matches!(part, SeriesColumn::Label(_))).count();
+    let headings = parts.iter().enumerate().flat_map(|(at, part)| headings_of(*part, main, at < keys));
+    let headings: Vec<String> = headings.collect();
     let mut order: Vec<&Series> = snapshot.series.iter().collect();
     let total = |series: &Series| series.histograms.values().map(Histogram::sum_ns).sum::<u128>();
     order.sort_by_key(|series| std::cmp::Reverse(total(series)));
     let rows = order.into_iter().map(|series| {
-        let labels =
-            names.labels.iter().map(|name| series.labels.get(*name).map_or(Cell::Missing, |value| of_label(value)));
-        let histograms = names.histograms.iter().flat_map(|name| of_histogram(series.histograms.get(*name)));
-        let values = names.values.iter().map(|name| of_value(card, name, series.values.get(*name)));
+        let cells = parts.iter().flat_map(|part| match *part {
+            SeriesColumn::Label(name) => vec![series.labels.get(name).map_or(Cell::Missing, |value| of_label(value))],
+            SeriesColumn::Value(name) => vec![of_value(card, name, series.values.get(name))],
+            SeriesColumn::Distribution(name) => {
+                let [count, p50, p99, max] = of_histogram(series.histograms.get(name));
+                if main == Some(name) { vec![count, p50, p99, max] } else { vec![max, p99, p50, count] }
+            }
+        });
         Row {
             key: format!("{:?}", series.labels),
-            cells: labels.chain(histograms).chain(values).collect(),
+            cells: cells.collect(),
             is_late: false,
             opens: Some(ViewKind::Series(card.name, series.labels.clone())),
         }
     });
     let title = format!("{} over {}, longest total time first", card.name, format_ns(snapshot.duration_ns));
-    Panel::table("series", title, &columns.join(","), rows.collect(), "no series")
+    Panel::table("series", title, &headings.join(","), rows.collect(), "no series")
 }
 
 /// Returns a name as a column heading, without the characters that are syntax there.
@@ -162,7 +196,7 @@ pub fn of_series(window: &Window, card: &'static Card, labels: &Labels, columns:
     for (name, of) in &series.histograms {
         lines += &format!("{}:\n{}", name.replace('_', " "), text_of(|out| histogram::write(out, of)));
     }
-    panels.push(Panel::text("figures", "Figures", &lines));
+    panels.push(text_panel("figures", "Figures", &lines, columns));
     panels.extend(frames::panels(window, card, &snapshot.stacks, &Stacks::Series(labels.clone()), columns));
     panels.push(late::panel(window, |of, event| of.name == card.name && agree(&event.labels, labels)));
     panels

@@ -26,8 +26,6 @@ const MAX_SLEEPERS: usize = 3;
 const MAX_WORST_LINES: usize = 9;
 /// Maximum number of culprits with a line of their own.
 const MAX_CULPRITS: usize = 8;
-/// Culprits below this percentage of the total delay are merged into one line.
-const SMALL_PERCENT: f64 = 0.5;
 
 /// How much is written, and for which place.
 #[derive(Debug)]
@@ -103,29 +101,17 @@ fn write_culprits(out: &mut dyn Write, look: &Overview, screen: &Screen) -> io::
     if all_ns == 0 {
         return rest.map_or(Ok(()), |rest| writeln!(out, "{rest}"));
     }
-    let percent = |ns: u64| ns as f64 * 100.0 / all_ns as f64;
     writeln!(out, "\nCULPRITS, {} in total", format_ns(all_ns))?;
     rest.map_or(Ok(()), |rest| writeln!(out, "{rest}"))?;
-    let is_shown = |culprit: &&Culprit| percent(culprit.total_ns) >= SMALL_PERCENT;
-    let shown = culprits.iter().take(MAX_CULPRITS).take_while(is_shown).count();
-    let (shown, rest) = culprits.split_at(shown);
-    for culprit in shown {
-        let (share, delay) = (percent(culprit.total_ns), format_ns(culprit.total_ns));
-        let name = format!("{share:>5.1}%  {delay:>6}  {}", why::culprit_label(culprit));
+    why::write_shares(out, culprits, all_ns, MAX_CULPRITS, &mut |out, culprit, row| {
         let delayed = delayed(culprit);
-        let length = name.chars().count() + delayed.chars().count() + 2;
+        let length = row.chars().count() + delayed.chars().count() + 2;
         match screen.columns {
             // Nothing decisive is cut: the victims have a line of their own.
-            Some(columns) if length > columns => writeln!(out, "{name}:\n{:16}{delayed}", "")?,
-            _ => writeln!(out, "{name}: {delayed}")?,
+            Some(columns) if length > columns => writeln!(out, "{row}:\n{:16}{delayed}", ""),
+            _ => writeln!(out, "{row}: {delayed}"),
         }
-    }
-    if !rest.is_empty() {
-        let rest_ns: u64 = rest.iter().map(|culprit| culprit.total_ns).sum();
-        let others = why::counted(rest.len() as u64, "other");
-        writeln!(out, "{:>5.1}%  {:>6}  {others}", percent(rest_ns), format_ns(rest_ns))?;
-    }
-    Ok(())
+    })
 }
 
 /// Counts the events that a culprit delayed, with the worst delay.
