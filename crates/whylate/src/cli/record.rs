@@ -305,11 +305,11 @@ struct Recording {
 }
 
 impl Sink for Recording {
-    fn poll(&mut self) -> anyhow::Result<()> {
+    fn poll(&mut self) -> anyhow::Result<ControlFlow<()>> {
         if self.triggers.have_fired() {
             self.recorder.request_file();
         }
-        Ok(())
+        Ok(ControlFlow::Continue(()))
     }
 
     fn tick(&mut self, tick: Tick) -> anyhow::Result<ControlFlow<()>> {

@@ -273,7 +273,7 @@ impl Sink for Exporter {
         Ok(self.recorder.is_some().then_some(event))
     }
 
-    fn poll(&mut self) -> anyhow::Result<()> {
+    fn poll(&mut self) -> anyhow::Result<ControlFlow<()>> {
         if self.published.has_ended() {
             bail!("the server has failed");
         }
@@ -281,7 +281,7 @@ impl Sink for Exporter {
         if let (true, Some(recorder)) = (is_asked, &self.recorder) {
             recorder.request_file();
         }
-        Ok(())
+        Ok(ControlFlow::Continue(()))
     }
 
     fn tick(&mut self, tick: Tick) -> anyhow::Result<ControlFlow<()>> {
