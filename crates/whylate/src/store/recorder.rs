@@ -54,7 +54,7 @@ struct Status {
 
 /// Returns whether the overview counts the event. It does not count waits for a sleeping thread.
 pub fn is_late(event: &LateEvent) -> bool {
-    event.kind() != LateKind::TimerWait
+    event.kind != LateKind::TimerWait
 }
 
 /// Number of late events and stacks in the lines: the part of unbounded size.
