@@ -80,7 +80,7 @@ pub struct SourceTotals {
     pub longest_ns: u64,
     /// Number of late events.
     pub late: u64,
-    /// Their total latency in nanoseconds.
+    /// Total latency of the late events, in nanoseconds.
     pub late_ns: u64,
     /// Late events without causes, and their total latency in nanoseconds.
     pub unexplained: (u64, u64),

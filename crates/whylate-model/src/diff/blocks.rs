@@ -33,7 +33,7 @@ impl Lengths {
         *sum_ns = sum_ns.saturating_add(snapshot.duration_ns);
     }
 
-    /// Returns the total snapshot time of the source that has most.
+    /// Returns the total snapshot time of the source with the longest one.
     pub fn covered_ns(&self) -> u64 {
         self.by_source.values().map(|&(_, sum_ns)| sum_ns).max().unwrap_or(0)
     }

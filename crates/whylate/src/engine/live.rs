@@ -70,7 +70,7 @@ pub struct Live {
 
 struct AttachedSources {
     sources: Vec<LiveSource>,
-    /// What several sources share.
+    /// State that several sources share.
     session: Option<Session>,
     /// Errors of sources that failed since the last tick.
     problems: Vec<String>,
