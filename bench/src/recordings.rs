@@ -103,7 +103,6 @@ pub fn run_record(arguments: &Arguments) -> Result<bool> {
             Figure::median("per day (MB)", 2, &all, |round| round.record.bytes_per_s * 86_400.0 / 1e6).at_most(300.0),
             Figure::median("CPU of an overview (%)", 2, &all, |round| round.overview.cpu_percent),
             Figure::median("CPU of a recorder (%)", 2, &all, |round| round.record.cpu_percent),
-            Figure::median("growth of a recording (bytes/s)", 0, &all, |round| round.record.bytes_per_s),
             Figure::median("growth of `perf sched record` (bytes/s)", 0, &all, |round| round.perf_bytes_per_s),
             Figure::median("switches during perf (1/s)", 0, &all, |round| round.switches_per_s),
             Figure::median("peak memory of an overview (MB)", 1, &all, |round| round.overview.peak_mb),

@@ -274,6 +274,85 @@ fn modules_beside_each_other_form_no_circle() -> Result<()> {
     Ok(())
 }
 
+/// Reads the Rust files below a directory, by their paths from `crates`.
+fn read_files(crates: &Path, below: &Path, files: &mut BTreeMap<String, Module>) -> Result<()> {
+    for entry in fs::read_dir(below).with_context(|| format!("cannot read {}", below.display()))? {
+        let path = entry?.path();
+        if path.is_dir() {
+            read_files(crates, &path, files)?;
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            let name = path.strip_prefix(crates)?.display().to_string();
+            files.insert(name, parsed(&fs::read_to_string(&path)?));
+        }
+    }
+    Ok(())
+}
+
+/// Returns the cell of a row of ARCHITECTURE.md's table of what to touch.
+fn touched(what: &str) -> Result<String> {
+    let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../ARCHITECTURE.md"))?;
+    let row = text.lines().find_map(|line| line.strip_prefix(&format!("| {what} | ")));
+    row.map(str::to_owned).with_context(|| format!("no row of {what}"))
+}
+
+#[test]
+fn adding_a_source_touches_the_files_that_the_architecture_lists() -> Result<()> {
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates");
+    let (mut files, mut places) = (BTreeMap::new(), None::<BTreeSet<&str>>);
+    read_files(&crates, &crates, &mut files)?;
+    let registry = files.get("whylate-model/src/sources/mod.rs").context("no registry of cards")?;
+    let is_card = |path: &&Vec<String>| matches!(&path[..], [module, card] if card.to_lowercase() == *module);
+    let sources: Vec<&String> = registry.imports.values().filter(is_card).map(|path| &path[0]).collect();
+    ensure!(sources.len() >= 6, "only the sources {sources:?} are found");
+    for &source in &sources {
+        let (card, variant) = (source.to_uppercase(), format!("{}{}", source[..1].to_uppercase(), &source[1..]));
+        let names = |path: &Vec<String>| {
+            path.iter().any(|name| name == source || *name == card || name.strip_prefix(&variant) == Some("Options"))
+        };
+        let names_source = |(file, module): &(&String, &Module)| {
+            let is_own = file.split(['/', '.']).any(|part| part == source);
+            let paths = module.imports.values().chain(&module.globs).chain(&module.paths);
+            !is_own && (module.children.contains(source) || paths.into_iter().any(names))
+        };
+        let found: BTreeSet<&str> = files.iter().filter(names_source).map(|(file, _)| file.as_str()).collect();
+        places = Some(places.map_or(found.clone(), |all| all.intersection(&found).copied().collect()));
+    }
+    // Each source has a check, but need not: that is a row of its own.
+    let mut places = places.context("no sources")?;
+    ensure!(places.remove("whylate/src/cli/selftest.rs"), "no source has a check: {places:?}");
+    let row = touched("a source")?;
+    let listed = ["sources/mod.rs", "lib.rs", "cli/parser.rs", "cli/mod.rs", "render/text/mod.rs"];
+    let is_listed = |place: &&str| listed.iter().any(|end| place.ends_with(end) && row.contains(&format!("`{end}`")));
+    let unlisted: Vec<&str> = places.iter().copied().filter(|place| !is_listed(&place)).collect();
+    ensure!(unlisted.is_empty() && places.len() == listed.len(), "every source is named in {places:?}");
+    Ok(())
+}
+
+#[test]
+fn adding_a_sink_touches_the_two_files_that_the_architecture_lists() -> Result<()> {
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates");
+    ensure!(touched("a sink")?.contains("lines in two files"), "ARCHITECTURE.md counts the files of a sink otherwise");
+    let mut files = BTreeMap::new();
+    read_files(&crates, &crates.join("whylate/src"), &mut files)?;
+    let is_trait = |path: &Vec<String>| path.ends_with(&["ticks".to_owned(), "Sink".to_owned()]);
+    let mut sinks = 0;
+    for file in files.iter().filter(|(_, module)| module.imports.values().any(is_trait)).map(|(file, _)| file) {
+        let text = fs::read_to_string(crates.join(file))?;
+        let code = text.split("#[cfg(test)]").next().unwrap_or_default();
+        for (_, of) in
+            code.lines().filter(|line| line.starts_with("impl")).filter_map(|line| line.split_once("Sink for "))
+        {
+            let name = of.split(['<', ' ']).next().unwrap_or_default();
+            // No other file can name the sink, so what is left is to declare the module and to call it.
+            let is_private = code.lines().any(|line| line.starts_with(&format!("struct {name}")));
+            ensure!(is_private && code.contains("drive("), "{file} does not keep the sink {name} for itself");
+            sinks += 1;
+        }
+    }
+    ensure!(sinks > 8, "only {sinks} sinks are found");
+    Ok(())
+}
+
 #[test]
 fn circle_is_found_through_names_passed_on() {
     let sources = [

@@ -35,10 +35,10 @@ impl By {
     /// Returns the name under which a cause of an event is added up.
     pub fn name_of<'a>(self, cause: &'a Cause, event: &LateEvent) -> Cow<'a, ActorName> {
         match (&cause.cgroup, self) {
-            (Some(cgroup), By::Cgroup) if event.labels.get(CGROUP) == Some(&cgroup.path) => {
-                Cow::Owned(ActorName::program(format!("{} (itself)", cgroup.path)))
+            (Some(cgroup), By::Cgroup) => {
+                let is_own = event.labels.get(CGROUP) == Some(&cgroup.path);
+                Cow::Owned(ActorName::cgroup(cgroup.path.as_str(), is_own))
             }
-            (Some(cgroup), By::Cgroup) => Cow::Owned(ActorName::program(cgroup.path.as_str())),
             (_, By::Name) => Cow::Owned(cause.who.by_name()),
             _ => Cow::Borrowed(&cause.who),
         }

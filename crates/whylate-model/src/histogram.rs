@@ -148,7 +148,7 @@ impl Histogram {
         Histogram::from_buckets([(0, count)], 0, 0, 0).unwrap_or_default()
     }
 
-    /// Number of values.
+    /// Returns the number of values.
     pub fn count(&self) -> u64 {
         self.buckets.count().iter().sum()
     }
@@ -158,22 +158,22 @@ impl Histogram {
         self.buckets.is_empty()
     }
 
-    /// Sum of all values.
+    /// Returns the sum of all values.
     pub fn sum_ns(&self) -> u128 {
         self.sum_ns
     }
 
-    /// Smallest value, exact; 0 when empty.
+    /// Returns the smallest value, exact; 0 when empty.
     pub fn min_ns(&self) -> u64 {
         if self.is_empty() { 0 } else { self.min_ns }
     }
 
-    /// Largest value, exact; 0 when empty.
+    /// Returns the largest value, exact; 0 when empty.
     pub fn max_ns(&self) -> u64 {
         self.max_ns
     }
 
-    /// Arithmetic mean, exact up to the nanosecond below; 0 when empty.
+    /// Returns the arithmetic mean, exact up to the nanosecond below; 0 when empty.
     pub fn mean_ns(&self) -> u64 {
         let mean = self.sum_ns.checked_div(self.count().into()).unwrap_or(0);
         u64::try_from(mean).unwrap_or(u64::MAX)

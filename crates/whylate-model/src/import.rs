@@ -385,7 +385,7 @@ fn cut(name: &str) -> String {
     format!("{}{CUT}", start.split('+').next().unwrap_or_default())
 }
 
-/// A name as a line may have it, of bounded length.
+/// Returns a name as a line may have it, of bounded length.
 fn safe(name: &str) -> String {
     crate::folded::safe(&bounded(name))
 }

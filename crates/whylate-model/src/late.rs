@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! A late event: a latency over the user's threshold.
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::blame::Evidence;
 use crate::path::PathSegment;
@@ -10,7 +10,11 @@ use crate::{Cause, Labels};
 /// A wait longer than the user's threshold.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(remote = "Self")]
 pub struct LateEvent {
+    /// Kind of the event; not in JSON, where it follows from the path and the label [`SLEEPER`].
+    #[serde(skip)]
+    pub kind: LateKind,
     /// Subject of the event: `ext4_end_io_rsv_work`, `CPU 3`, `postgres:4711`.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub subject: String,
@@ -53,9 +57,10 @@ pub struct LateEvent {
 }
 
 /// Kind of a late event, by what the time was spent with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LateKind {
     /// A latency of the source's subject, such as a work item, an interrupt, or a thread that waits for a CPU.
+    #[default]
     Latency,
     /// A thread was blocked until another actor woke it.
     BlockedWait,
@@ -63,16 +68,25 @@ pub enum LateKind {
     TimerWait,
 }
 
-impl LateEvent {
-    /// Returns the kind of the event.
-    pub fn kind(&self) -> LateKind {
-        match self.labels.contains_key(SLEEPER) {
-            true => LateKind::TimerWait,
-            false if self.path.is_empty() => LateKind::Latency,
-            false => LateKind::BlockedWait,
-        }
+impl Serialize for LateEvent {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        LateEvent::serialize(self, to)
     }
+}
 
+impl<'de> Deserialize<'de> for LateEvent {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let event = LateEvent::deserialize(from)?;
+        let kind = match event.labels.contains_key(SLEEPER) {
+            true => LateKind::TimerWait,
+            false if event.path.is_empty() => LateKind::Latency,
+            false => LateKind::BlockedWait,
+        };
+        Ok(LateEvent { kind, ..event })
+    }
+}
+
+impl LateEvent {
     /// Returns a label's value; an empty text without the label.
     pub fn label(&self, name: &str) -> &str {
         self.labels.get(name).map_or("", String::as_str)
@@ -129,4 +143,26 @@ pub const SUBMISSION_THREAD: &str = "submission_thread";
 /// Returns the subject of an event in which an interrupt or timer of a CPU was late.
 pub fn cpu_subject(cpu: u32) -> String {
     format!("CPU {cpu}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::path::PathSegment;
+
+    #[test]
+    fn kind_is_read_from_recording_and_survives_loss_of_path() {
+        let sleeper = [(SLEEPER.to_owned(), "sleep:7".to_owned())].into();
+        let waits = LateEvent { path: vec![PathSegment::default()], latency_ns: 9, ..LateEvent::default() };
+        let events = [LateEvent::default(), waits, LateEvent { labels: sleeper, ..LateEvent::default() }];
+        let kinds = events.map(|event| {
+            let text = serde_json::to_string(&event).expect("it is written");
+            let read: LateEvent = serde_json::from_str(&text).expect("it is read");
+            let shown =
+                Thresholds { show_ns: Some(0), ..Thresholds::default() }.apply(read).expect("it is over the limit");
+            assert!(shown.path.is_empty());
+            shown.kind
+        });
+        assert_eq!(kinds, [LateKind::Latency, LateKind::BlockedWait, LateKind::TimerWait]);
+    }
 }

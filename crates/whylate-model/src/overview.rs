@@ -271,7 +271,7 @@ impl Gatherer {
             (*waits, *total_ns) = (*waits + 1, total_ns.saturating_add(event.latency_ns));
             return None;
         }
-        let is_held_up = card.held_up.is_some() && event.kind() != LateKind::Latency;
+        let is_held_up = card.held_up.is_some() && event.kind != LateKind::Latency;
         let lates = if is_held_up { &mut self.held_up } else { &mut self.late };
         let lates = lates.entry(source.to_owned()).or_default();
         lates.count += 1;
@@ -505,7 +505,8 @@ mod tests {
     fn waits_for_others_have_their_own_threshold() {
         let held_up = |ms: u64| {
             let event = late(ms * 1_000_000, &[(CauseKind::Running, "server:7", ms * 1_000_000)]);
-            LateEvent { path: vec![PathSegment { ns: event.latency_ns, depth: 1, ..PathSegment::default() }], ..event }
+            let path = vec![PathSegment { ns: event.latency_ns, depth: 1, ..PathSegment::default() }];
+            LateEvent { kind: LateKind::BlockedWait, path, ..event }
         };
         let mut gatherer = Gatherer::default();
         gatherer.add(&OFFCPU, held_up(99));
@@ -572,6 +573,7 @@ mod tests {
     #[test]
     fn waits_for_sleepers_are_not_late_and_listed_by_pair() {
         let wait = |who: &str, sleeper: &str, ms: u64| LateEvent {
+            kind: LateKind::TimerWait,
             subject: who.to_owned(),
             labels: [(SLEEPER.to_owned(), sleeper.to_owned())].into(),
             ..late(ms * 1_000_000, &[])

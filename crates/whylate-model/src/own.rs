@@ -26,12 +26,12 @@ const MEASURING_TIMERS: [&str; 2] = ["timerlat/", "timerlatu/"];
 /// Beginning of the names of all other threads: those of `whylate inject`.
 const INJECTED: &str = "whylate-";
 
-/// What a thread of whylate does.
+/// Activity of a thread of whylate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Own {
-    /// It measures: what it delays is the cost of measuring.
+    /// The thread measures: what it delays is the cost of measuring.
     Measures,
-    /// It delays others on purpose (`whylate inject`), as a program of the user would.
+    /// The thread delays others on purpose (`whylate inject`), as a program of the user would.
     Injects,
 }
 

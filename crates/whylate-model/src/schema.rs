@@ -81,7 +81,7 @@ fn in_words(value: Value) -> Value {
     }
 }
 
-/// The committed schema.
+/// Returns the committed schema.
 fn committed() -> Value {
     let text = fs::read_to_string(PATH).expect("docs/schema-1.json");
     serde_json::from_str(&text).expect("it is JSON")

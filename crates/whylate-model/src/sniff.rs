@@ -25,7 +25,7 @@ pub enum Content {
 /// A recognized text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sniffed {
-    /// Its content.
+    /// Content of the text.
     pub content: Content,
     /// Whether a trace of interrupts has context switches as well.
     pub has_switches: bool,

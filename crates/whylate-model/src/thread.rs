@@ -19,55 +19,85 @@ pub fn number(tid: u32) -> String {
     if tid & OUTSIDE != 0 { "outside".to_owned() } else { tid.to_string() }
 }
 
-/// Name of an actor: text that names at most one thread, such as `dd:4711`, `vda (read by dd:4711)` or `CPU 1`.
+/// Name of an actor: text that names at most one thread or cgroup, such as `dd:4711`, `vda (read by dd:4711)` or `CPU 1`.
 #[derive(Clone, Debug, Default)]
 pub struct ActorName {
-    /// Text before the thread, or all of the text.
+    /// Text before the thread or cgroup, or all of the text.
     before: String,
-    /// `comm` and TID; without a TID, all threads of that `comm`.
-    thread: Option<(String, Option<u32>)>,
+    named: Option<Named>,
     after: String,
+}
+
+/// What a name names beside text.
+#[derive(Clone, Debug)]
+enum Named {
+    /// A thread; without a TID, all threads of that `comm`.
+    Thread { comm: String, tid: Option<u32> },
+    /// All threads of a cgroup, by its path.
+    Cgroup { path: String },
 }
 
 impl ActorName {
     /// Names a thread. Threads of one `comm` outside the PID namespace have equal names.
     pub fn thread(comm: impl Into<String>, tid: u32) -> Self {
         let tid = if tid & OUTSIDE != 0 { OUTSIDE } else { tid };
-        ActorName { thread: Some((comm.into(), Some(tid))), ..ActorName::default() }
+        ActorName::from(Named::Thread { comm: comm.into(), tid: Some(tid) })
     }
 
-    /// Names all threads of one `comm`, or of one cgroup.
+    /// Names all threads of one `comm`.
     pub fn program(comm: impl Into<String>) -> Self {
-        ActorName { thread: Some((comm.into(), None)), ..ActorName::default() }
+        ActorName::from(Named::Thread { comm: comm.into(), tid: None })
+    }
+
+    /// Names all threads of a cgroup, by its path; as `itself` beside a victim in the same one.
+    pub fn cgroup(path: impl Into<String>, is_own: bool) -> Self {
+        let after = if is_own { " (itself)".to_owned() } else { String::new() };
+        ActorName { after, ..ActorName::from(Named::Cgroup { path: path.into() }) }
     }
 
     /// Returns the name with text around it.
     pub fn within(self, before: &str, after: &str) -> Self {
-        match self.thread {
+        match self.named {
             None => format!("{before}{self}{after}").into(),
-            thread => ActorName { before: format!("{before}{}", self.before), thread, after: self.after + after },
+            named => ActorName { before: format!("{before}{}", self.before), named, after: self.after + after },
         }
     }
 
     /// Returns whether the actor is a thread, or all threads of one `comm`.
     pub fn is_thread(&self) -> bool {
-        self.thread.is_some() && self.before.is_empty() && self.after.is_empty()
+        self.comm().is_some() && self.before.is_empty() && self.after.is_empty()
+    }
+
+    /// Returns whether the actor is a cgroup.
+    pub fn is_cgroup(&self) -> bool {
+        matches!(self.named, Some(Named::Cgroup { .. }))
     }
 
     /// Returns the `comm` of the thread.
     pub fn comm(&self) -> Option<&str> {
-        self.thread.as_ref().map(|(comm, _)| comm.as_str())
+        if let Some(Named::Thread { comm, .. }) = &self.named { Some(comm) } else { None }
     }
 
     /// Returns the TID of the thread.
     pub fn tid(&self) -> Option<u32> {
-        self.thread.as_ref()?.1
+        if let Some(Named::Thread { tid, .. }) = self.named { tid } else { None }
     }
 
     /// Returns the name without a TID.
     pub fn by_name(&self) -> Self {
-        let ActorName { before, thread, after } = self.clone();
-        ActorName { before, thread: thread.map(|(comm, _)| (comm, None)), after }
+        let mut name = self.clone();
+        if let Some(Named::Thread { tid, .. }) = &mut name.named {
+            *tid = None;
+        }
+        name
+    }
+
+    /// Returns the text of the thread or cgroup without a TID.
+    fn named_text(&self) -> &str {
+        match &self.named {
+            None => "",
+            Some(Named::Thread { comm: text, .. } | Named::Cgroup { path: text }) => text,
+        }
     }
 
     /// Returns whether the other name is this one without a TID.
@@ -92,7 +122,7 @@ impl ActorName {
         let unused = rest.len();
         debug_assert!(written.is_ok(), "{tid:?} does not fit");
         let suffix = suffix.into_iter().take(suffix.len() - unused);
-        self.before.bytes().chain(self.comm().unwrap_or_default().bytes()).chain(suffix).chain(self.after.bytes())
+        self.before.bytes().chain(self.named_text().bytes()).chain(suffix).chain(self.after.bytes())
     }
 
     /// Normalizes the name, so that threads of one pool, or of different runs, are equal: strips the TID, and replaces
@@ -113,8 +143,18 @@ impl ActorName {
             normalized
         };
         let before = normalized(&self.before);
-        let thread = self.comm().map(|comm| (normalized(comm), None));
-        ActorName { before, thread, after: normalized(&self.after) }
+        let text = normalized(self.named_text());
+        let named = self.named.as_ref().map(|named| match named {
+            Named::Thread { .. } => Named::Thread { comm: text, tid: None },
+            Named::Cgroup { .. } => Named::Cgroup { path: text },
+        });
+        ActorName { before, named, after: normalized(&self.after) }
+    }
+}
+
+impl From<Named> for ActorName {
+    fn from(named: Named) -> Self {
+        ActorName { named: Some(named), ..ActorName::default() }
     }
 }
 
@@ -164,9 +204,8 @@ impl PartialOrd for ActorName {
 
 impl fmt::Display for ActorName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (comm, tid) = self.thread.as_ref().map_or(("", None), |(comm, tid)| (comm, *tid));
-        write!(f, "{}{comm}", self.before)?;
-        tid.map_or(Ok(()), |tid| write!(f, ":{}", number(tid)))?;
+        write!(f, "{}{}", self.before, self.named_text())?;
+        self.tid().map_or(Ok(()), |tid| write!(f, ":{}", number(tid)))?;
         f.write_str(&self.after)
     }
 }

@@ -80,7 +80,7 @@ pub struct SourceTotals {
     pub longest_ns: u64,
     /// Number of late events.
     pub late: u64,
-    /// Their total latency in nanoseconds.
+    /// Total latency of the late events, in nanoseconds.
     pub late_ns: u64,
     /// Late events without causes, and their total latency in nanoseconds.
     pub unexplained: (u64, u64),
@@ -146,7 +146,7 @@ impl Totals {
     /// Adds a late event. Waits for a sleeping thread do not count as late, as in the overview.
     pub fn late(&mut self, card: &'static Card, event: &LateEvent) {
         let limit_ns = self.late_from_ns.unwrap_or(card.judges(event).late_from_ns);
-        let is_late = event.latency_ns >= limit_ns && event.kind() != LateKind::TimerWait;
+        let is_late = event.latency_ns >= limit_ns && event.kind != LateKind::TimerWait;
         if !is_late || !card.counts(event, &self.cards) {
             return;
         }
@@ -226,7 +226,6 @@ fn name_of(cause: &Cause) -> String {
 mod tests {
     use super::*;
     use crate::ActorName;
-    use crate::late::SLEEPER;
     use crate::sources::{CARDS, OFFCPU, SQPOLL, WQ};
 
     fn late(latency_ns: u64, causes: &[(CauseKind, ActorName, u64, &str)]) -> LateEvent {
@@ -261,7 +260,7 @@ mod tests {
     fn waits_for_sleeping_threads_are_not_late() {
         let mut totals = Totals::new(0, CARDS.into(), Some(1));
         let mut event = late(50, &[(CauseKind::Timer, "timer".into(), 50, "")]);
-        event.labels.insert(SLEEPER.to_owned(), "sleep:1".to_owned());
+        event.kind = LateKind::TimerWait;
         totals.late(&OFFCPU, &event);
         assert!(totals.sources.is_empty());
     }

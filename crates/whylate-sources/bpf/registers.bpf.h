@@ -23,32 +23,18 @@ static __always_inline const struct pt_regs___of_arm64 *as_arm64(const struct pt
  * A store that is ordered after earlier writes and before later ones, for readers without a lock. x86 keeps stores in
  * order; elsewhere an atomic exchange does.
  */
-static __always_inline void store_in_order(u32 *where, u32 value)
-{
-	const struct pt_regs *regs = NULL;
-
-	if (bpf_core_field_exists(regs->orig_ax)) {
-		barrier();
-		*where = value;
-		barrier();
-	} else {
-		__sync_lock_test_and_set(where, value);
-	}
-}
-
-/* Variant for 64 bits. */
-static __always_inline void store_word_in_order(u64 *where, u64 value)
-{
-	const struct pt_regs *regs = NULL;
-
-	if (bpf_core_field_exists(regs->orig_ax)) {
-		barrier();
-		*where = value;
-		barrier();
-	} else {
-		__sync_lock_test_and_set(where, value);
-	}
-}
+#define store_in_order(where, value)                                    \
+	do {                                                            \
+		const struct pt_regs *regs = NULL;                      \
+                                                                        \
+		if (bpf_core_field_exists(regs->orig_ax)) {             \
+			barrier();                                      \
+			*(where) = (value);                             \
+			barrier();                                      \
+		} else {                                                \
+			__sync_lock_test_and_set((where), (value));     \
+		}                                                       \
+	} while (0)
 
 /* Whether it is in a 32-bit system call, which have numbers of their own. */
 static __always_inline bool is_in_compat_call(const struct task_struct *task)

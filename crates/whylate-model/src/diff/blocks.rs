@@ -33,7 +33,7 @@ impl Lengths {
         *sum_ns = sum_ns.saturating_add(snapshot.duration_ns);
     }
 
-    /// Returns the total snapshot time of the source that has most.
+    /// Returns the total snapshot time of the source with the longest one.
     pub fn covered_ns(&self) -> u64 {
         self.by_source.values().map(|&(_, sum_ns)| sum_ns).max().unwrap_or(0)
     }
@@ -193,10 +193,10 @@ impl Comparison {
     fn add_late(&mut self, block: &mut Block, card: usize, event: &LateEvent) {
         let Some(from) = self.late_from[card] else { return };
         let judged = self.cards[card].judges(event);
-        let is_held_up = self.cards[card].held_up.is_some() && event.kind() != LateKind::Latency;
+        let is_held_up = self.cards[card].held_up.is_some() && event.kind != LateKind::Latency;
         let from_ns = if is_held_up { from.held_up_ns } else { from.events_ns };
         if event.latency_ns < from_ns
-            || event.kind() == LateKind::TimerWait
+            || event.kind == LateKind::TimerWait
             || !self.cards[card].counts(event, &self.cards)
         {
             return;

@@ -150,7 +150,7 @@ fn switch(text: &str) -> Option<TraceEvent<'_>> {
     Some(TraceEvent::Switch { from, from_name, exit: exit(state)?, to, to_name })
 }
 
-/// A thread: `comm=a pid=1 prio=120 target_cpu=000`, or `a:1 [120] CPU:000`.
+/// Returns a thread: `comm=a pid=1 prio=120 target_cpu=000`, or `a:1 [120] CPU:000`.
 fn thread(text: &str) -> Option<(u32, &str)> {
     if let Some(name) = between(text, "comm=", " pid=") {
         return Some((last_number(text, " pid=")?, comm(name)?));

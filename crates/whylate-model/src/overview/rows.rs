@@ -8,7 +8,7 @@ use crate::snapshot::Sleeper;
 use crate::sources::{Judged, named};
 use crate::units::printable;
 
-/// What a row compares with a threshold.
+/// Quantity that a row compares with a threshold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RowKind {
     /// The source's figures.
@@ -43,7 +43,7 @@ pub struct Row<'a> {
     pub late: Option<u64>,
     /// Subject of the figures.
     pub of: Cow<'a, str>,
-    /// Its names on the source's card; `None` if this version does not know the source.
+    /// Names of the quantity on the source's card; `None` if this version does not know the source.
     pub judged: Option<&'static Judged>,
     /// The command with more details.
     pub next: &'a str,

@@ -12,7 +12,7 @@ pub struct Verdict<'a> {
     pub host: &'a str,
     /// Duration of the span in nanoseconds.
     pub duration_ns: u64,
-    /// What was late; empty if nothing was.
+    /// Rows over their limits; empty if nothing was late.
     pub late: Vec<Row<'a>>,
     /// Total delay of the late events in nanoseconds.
     pub delay_ns: u64,
@@ -27,7 +27,7 @@ pub struct Verdict<'a> {
 pub struct MainCulprit<'a> {
     /// The culprit.
     pub culprit: &'a Culprit,
-    /// Its share, as a percentage.
+    /// Share of the culprit, as a percentage.
     pub percent: f64,
     /// Whether the share is of all delay; otherwise of the delay that is explained.
     pub is_of_all: bool,

@@ -120,13 +120,6 @@ impl TimerKind {
             Some(via) => waiter.clone().within(&format!("{begin}{via} ("), ")"),
         }
     }
-
-    /// Returns whether a culprit is a timer, and not the thread that slept.
-    pub fn is_mechanism(culprit: &ActorName) -> bool {
-        let text = culprit.to_string();
-        let has_label = |kind: TimerKind| kind.culprit_name(None) == text;
-        text == TIMEOUT || IN_CALL.iter().any(|begin| text.starts_with(begin)) || Self::ALL.into_iter().any(has_label)
-    }
 }
 
 #[cfg(test)]
@@ -172,10 +165,11 @@ mod tests {
         ] {
             let culprit = of(kind, via);
             assert_eq!(culprit, who);
-            assert_eq!(TimerKind::is_mechanism(&culprit), who != "sleep:7", "{who}");
+            assert_eq!(culprit.is_thread(), who == "sleep:7", "{who}");
         }
-        // As in old recordings.
-        assert!(["timer", "timeout of the wait"].into_iter().all(|who| TimerKind::is_mechanism(&who.into())));
-        assert!(!TimerKind::is_mechanism(&ActorName::program("sleep")));
+        // A recording has their texts.
+        for who in ["sleep:7", "timer", "timeout of the wait", "timeout in poll (sleep:7)", "TCP retransmission"] {
+            assert_eq!(who.parse::<ActorName>().expect("any text").is_thread(), who == "sleep:7", "{who}");
+        }
     }
 }

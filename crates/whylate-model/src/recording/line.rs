@@ -108,7 +108,7 @@ pub struct Unmeasured {
 }
 
 impl Unmeasured {
-    /// A source that did not measure for this reason, or measures with this limitation.
+    /// Creates a note on a source that did not measure for this reason, or measures with this limitation.
     pub fn new(source: impl Into<String>, reason: impl Into<String>) -> Self {
         Unmeasured { source: source.into(), reason: reason.into(), leaves_cpus_out: false }
     }

@@ -190,7 +190,7 @@ impl Card {
 
     /// Returns the threshold of this late event.
     pub fn judges(&self, event: &LateEvent) -> &Judged {
-        self.held_up.as_ref().filter(|_| event.kind() != LateKind::Latency).unwrap_or_else(|| self.events())
+        self.held_up.as_ref().filter(|_| event.kind != LateKind::Latency).unwrap_or_else(|| self.events())
     }
 
     /// Returns whether this source counts the late event, and none of the sources `beside` it reports it as well.
@@ -206,7 +206,7 @@ impl Card {
     /// Returns whether the event is late: above the threshold, counted for this source, and not a wait for a sleeping
     /// thread, which may be by design.
     pub fn is_late(&self, event: &LateEvent, beside: &[&Card]) -> bool {
-        self.judges_late(event, beside) && event.kind() != LateKind::TimerWait
+        self.judges_late(event, beside) && event.kind != LateKind::TimerWait
     }
 
     /// Returns all reasons for lost events, sorted by name.

@@ -22,7 +22,7 @@ pub struct Largest<K> {
     sums: BTreeMap<K, Sum>,
     shown: usize,
     others_ns: u64,
-    /// Number of additions that counted for the others.
+    /// Number of additions to the sum of the others.
     beyond: u64,
 }
 

@@ -6,6 +6,7 @@
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_tracing.h>
 #include "compat.bpf.h"
+#include "lost.bpf.h"
 #include "pid_namespace.bpf.h"
 #include "ways.bpf.h"
 #include "distribution.bpf.h"
@@ -271,9 +272,9 @@ static __always_inline void keep_done_request(const struct block_request *reques
 	done = bpf_map_lookup_elem(&done_by_position, &index);
 	if (!done)
 		return;
-	store_word_in_order(&done->position, ~position);
+	store_in_order(&done->position, ~position);
 	fill(done, request, end);
-	store_word_in_order(&done->position, position);
+	store_in_order(&done->position, position);
 }
 
 static __always_inline void report(const struct block_request *request, const struct end *end)

@@ -26,53 +26,39 @@ const FEXIT: &str = "fexit";
 const IO_START: &str = "io_start";
 const INSERT: &str = "insert";
 
+/// Lists the needs of a backend: those of all, and its own.
+macro_rules! needs {
+    ($($own:expr),+) => {
+        &[
+            Need::Btf,
+            Need::TpBtfPrograms,
+            $($own,)+
+            Need::Tracepoint("block:block_bio_queue"),
+            Need::Tracepoint("block:block_rq_issue"),
+            Need::Tracepoint("block:block_rq_merge"),
+            Need::Tracepoint("block:block_rq_complete"),
+            Need::Map(MapKind::Array),
+            Need::Map(MapKind::RingBuf),
+        ]
+    };
+}
+
 static INFO: SourceInfo = SourceInfo {
     card: &sources::BLOCK,
     backends: &[
         BackendInfo {
             name: FEXIT,
-            needs: &[
-                Need::Btf,
-                Need::TpBtfPrograms,
-                Need::Tracepoint("block:block_io_start"),
-                Need::Tracepoint("block:block_bio_queue"),
-                Need::Tracepoint("block:block_rq_issue"),
-                Need::Tracepoint("block:block_rq_merge"),
-                Need::Tracepoint("block:block_rq_complete"),
-                Need::Function("__blk_throtl_bio"),
-                Need::Map(MapKind::Array),
-                Need::Map(MapKind::RingBuf),
-            ],
+            needs: needs![Need::Tracepoint("block:block_io_start"), Need::Function("__blk_throtl_bio")],
             limitations: "",
         },
         BackendInfo {
             name: IO_START,
-            needs: &[
-                Need::Btf,
-                Need::TpBtfPrograms,
-                Need::Tracepoint("block:block_io_start"),
-                Need::Tracepoint("block:block_bio_queue"),
-                Need::Tracepoint("block:block_rq_issue"),
-                Need::Tracepoint("block:block_rq_merge"),
-                Need::Tracepoint("block:block_rq_complete"),
-                Need::Map(MapKind::Array),
-                Need::Map(MapKind::RingBuf),
-            ],
+            needs: needs![Need::Tracepoint("block:block_io_start")],
             limitations: "a request held back by io.max starts when it is released, and the worker that releases it counts as its submitter",
         },
         BackendInfo {
             name: INSERT,
-            needs: &[
-                Need::Btf,
-                Need::TpBtfPrograms,
-                Need::Tracepoint("block:block_bio_queue"),
-                Need::Tracepoint("block:block_rq_insert"),
-                Need::Tracepoint("block:block_rq_issue"),
-                Need::Tracepoint("block:block_rq_merge"),
-                Need::Tracepoint("block:block_rq_complete"),
-                Need::Map(MapKind::Array),
-                Need::Map(MapKind::RingBuf),
-            ],
+            needs: needs![Need::Tracepoint("block:block_rq_insert")],
             limitations: "a request is first seen when it is queued or issued, and a worker that does so counts as its submitter; time held back by io.max is not seen",
         },
     ],

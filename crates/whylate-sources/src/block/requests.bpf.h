@@ -180,10 +180,10 @@ static __always_inline void forget(struct request_set *set, u32 slot)
 	struct block_request *tracked = request_in(slot);
 
 	if (tracked)
-		store_word_in_order(&tracked->request, 0);
+		store_in_order(&tracked->request, 0);
 	for (u32 way = 0; way < WAYS; way++) {
 		if (way == (slot & (SLOTS_PER_SET - 1)))
-			store_word_in_order(&set->requests[way], 0);
+			store_in_order(&set->requests[way], 0);
 	}
 }
 
@@ -408,7 +408,7 @@ static __always_inline struct block_request *room_for(u64 address)
 	tracked = request_in(slot);
 	/* User space may be reading it. */
 	if (tracked)
-		store_word_in_order(&tracked->request, 1);
+		store_in_order(&tracked->request, 1);
 	return tracked;
 }
 
@@ -476,7 +476,7 @@ static __always_inline void request_starts(const struct request *request, bool i
 	}
 	if (!tracked->submitted_ns)
 		tracked->submitted_ns = now_ns;
-	store_word_in_order(&tracked->request, (u64)request);
+	store_in_order(&tracked->request, (u64)request);
 }
 
 static __always_inline void bio_starts_at(const struct bio *bio, u64 now_ns, u64 issued_ns)
@@ -494,7 +494,7 @@ static __always_inline void bio_starts_at(const struct bio *bio, u64 now_ns, u64
 	tracked->has_flush = has_flush(bio->bi_opf);
 	if (sees_throttling)
 		take_held(tracked, (u64)bio);
-	store_word_in_order(&tracked->request, (u64)bio);
+	store_in_order(&tracked->request, (u64)bio);
 }
 
 /* A bio-based driver gets the bio at once, and passes parts of it to devices below, or serves it itself. */

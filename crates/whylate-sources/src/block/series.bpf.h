@@ -69,7 +69,7 @@ static __noinline struct series *new_series(const struct block_key *key, const s
 	series->key = *key;
 	__builtin_memcpy(series->comm, series_key == BY_PROCESS ? facts->process : facts->comm, sizeof(series->comm));
 	if (!bpf_map_update_elem(&series_by_key, key, &id, BPF_NOEXIST)) {
-		store_word_in_order(&series->state, ELEMENT_COUNTS);
+		store_in_order(&series->state, ELEMENT_COUNTS);
 		return series;
 	}
 	/* Another CPU was faster. */

@@ -154,19 +154,4 @@ const volatile u32 wanted_device = 0;
 /* Set by user space when everything is attached. */
 bool enabled = false;
 
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, LOST_REASONS);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__type(key, u32);
-	__type(value, u64);
-} lost_by_reason SEC(".maps");
-
-static __always_inline void lose(enum lost_reason reason)
-{
-	u32 index = reason;
-	u64 *count = bpf_map_lookup_elem(&lost_by_reason, &index);
-
-	if (count)
-		__sync_fetch_and_add(count, 1);
-}
+LOST_EVENTS(lost_reason, LOST_REASONS)

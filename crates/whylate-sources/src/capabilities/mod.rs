@@ -43,17 +43,17 @@ pub struct Fact {
 }
 
 impl Fact {
-    /// The feature exists.
+    /// Creates the fact that the feature exists.
     pub fn yes(detail: impl Into<String>) -> Self {
         Self { state: State::Yes, detail: detail.into() }
     }
 
-    /// The feature does not exist; `detail` says how to get it.
+    /// Creates the fact that the feature does not exist; `detail` says how to get it.
     pub fn no(detail: impl Into<String>) -> Self {
         Self { state: State::No, detail: detail.into() }
     }
 
-    /// Whether the feature exists is unknown; `detail` says why.
+    /// Creates the fact that it is unknown whether the feature exists; `detail` says why.
     pub fn unknown(detail: impl Into<String>) -> Self {
         Self { state: State::Unknown, detail: detail.into() }
     }

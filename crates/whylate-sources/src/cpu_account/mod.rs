@@ -239,7 +239,7 @@ impl Account {
         Ok(Threads { accounts, tid_at })
     }
 
-    /// The window decoder, shared by all sources of the account.
+    /// Returns the window decoder, shared by all sources of the account.
     pub(crate) fn windows(&self) -> RefMut<'_, Windows> {
         RefMut::map(self.state.borrow_mut(), |state| &mut state.windows)
     }
@@ -270,7 +270,7 @@ impl Account {
         self.limitation.as_deref()
     }
 
-    /// Run time of the programs. Empty unless this source reports it.
+    /// Returns the run time of the programs. Empty unless this source reports it.
     pub(crate) fn statistics(&self) -> ProgramStatistics {
         if self.is_own { self.state.borrow().statistics() } else { ProgramStatistics::default() }
     }

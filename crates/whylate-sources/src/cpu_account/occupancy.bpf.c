@@ -391,9 +391,9 @@ static __always_inline s32 stack_of_late(void *ctx, struct account *account)
 	stack = bpf_map_lookup_elem(&late_interrupt_stacks, &place);
 	if (!stack)
 		return -1;
-	store_word_in_order(&stack->number, 0);
+	store_in_order(&stack->number, 0);
 	stack->bytes = bpf_get_stack(ctx, stack->frames, sizeof(stack->frames), 0);
-	store_word_in_order(&stack->number, (u64)number + 1);
+	store_in_order(&stack->number, (u64)number + 1);
 	account->next_stack_ns = now_ns + STACK_SHARE * since(bpf_ktime_get_ns(), now_ns);
 	return stack->bytes > 0 ? (s32)number : -1;
 }

@@ -63,17 +63,17 @@ impl Rings {
         self.accounts.entries()
     }
 
-    /// Capacity of a CPU's ring, in intervals.
+    /// Returns the capacity of a CPU's ring, in intervals.
     pub(super) fn slots(&self) -> u32 {
         1 << self.interval_bits
     }
 
-    /// Number of intervals written for this CPU so far.
+    /// Returns the number of intervals written for this CPU so far.
     pub(super) fn written(&self, cpu: usize) -> u32 {
         self.accounts.u32_at(cpu, offset_of!(account, written)).load(Ordering::Acquire)
     }
 
-    /// Whether steal time is accounted to each interval, not only at switch-out.
+    /// Returns whether steal time is accounted to each interval, not only at switch-out.
     pub(super) fn has_exact_steal(&self, cpu: usize) -> bool {
         self.accounts.u64_at(cpu, offset_of!(account, steal_seen_ns)).load(Ordering::Relaxed) != 0
     }
@@ -117,7 +117,7 @@ impl Rings {
         (seen.since_ns != 0).then(|| (interval { start_ns: seen.since_ns, kind, ..interval::default() }, seen.written))
     }
 
-    /// Capacity of a CPU's rings of requests and moves, as a power of two.
+    /// Returns the capacity of a CPU's rings of requests and moves, as a power of two.
     fn detail_bits(&self) -> u32 {
         self.interval_bits - occupancy_limits::INTERVALS_A_REQUEST_BITS.0
     }

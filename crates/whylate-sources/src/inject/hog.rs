@@ -51,7 +51,7 @@ impl Maker for Hog {
     }
 }
 
-/// CPU time of the calling thread, in nanoseconds.
+/// Returns the CPU time of the calling thread, in nanoseconds.
 fn ran_ns() -> u64 {
     let ran = clock_gettime(ClockId::ThreadCPUTime);
     // It begins at 0, and nanoseconds are below a second.

@@ -56,7 +56,7 @@ struct Large([u8; WRITE_BYTES]);
 /// The load to run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// Directory of the file, which has no name and ends with the process.
+    /// Directory of the file, which has no name and disappears with the process.
     pub folder: PathBuf,
     /// Number of blocks to read, one after another.
     pub reads: u64,
@@ -119,7 +119,7 @@ pub struct Report {
     pub complete: bool,
 }
 
-/// Size of the file in bytes, with the parts of `hogs` writing threads.
+/// Returns the size of the file in bytes, with the parts of `hogs` writing threads.
 const fn bytes_of(hogs: u32) -> u64 {
     READ_BLOCKS * READ_BYTES as u64 + hogs as u64 * WRITES * WRITE_BYTES as u64
 }

@@ -142,7 +142,7 @@ impl Load {
         Ok(Load { state, over, thread: Some(thread), tid })
     }
 
-    /// TID of the submission thread.
+    /// Returns the TID of the submission thread.
     pub fn tid(&self) -> u32 {
         self.tid
     }
@@ -226,7 +226,7 @@ fn new_sq_thread(existing: &BTreeSet<u32>) -> io::Result<u32> {
     Err(io::Error::other("the kernel started no submission thread"))
 }
 
-/// Run delay of a thread of this process, in nanoseconds.
+/// Returns the run delay of a thread of this process, in nanoseconds.
 fn waited_ns(tid: u32) -> io::Result<u64> {
     let text = fs::read_to_string(format!("/proc/self/task/{tid}/schedstat"))?;
     let waited_ns = text.split_whitespace().nth(1).and_then(|word| word.parse().ok());

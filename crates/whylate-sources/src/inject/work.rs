@@ -98,7 +98,7 @@ impl Plan {
         self.items.min(self.at_once)
     }
 
-    /// Time limit of the items, many times their expected duration.
+    /// Returns the time limit of the items, many times their expected duration.
     fn timeout(&self) -> Duration {
         let busy = Duration::from_nanos(self.items.saturating_mul(self.busy_ns));
         let batches = self.items.div_ceil(self.at_once.max(1));

@@ -162,7 +162,7 @@ static __noinline u32 new_place(const struct place_key *key)
 	write_name(place->caller, key->caller);
 	write_name(place->disabled_by, key->disabled_by);
 	if (!bpf_map_update_elem(&place_by_key, key, &id, BPF_NOEXIST)) {
-		store_word_in_order(&place->state, ELEMENT_COUNTS);
+		store_in_order(&place->state, ELEMENT_COUNTS);
 		return id;
 	}
 	/* Another CPU was faster. */

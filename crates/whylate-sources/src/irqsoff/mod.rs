@@ -168,7 +168,7 @@ impl Default for IrqsoffOptions {
 }
 
 impl IrqsoffOptions {
-    /// Minimum length of late events in nanoseconds, regardless of the worst ones.
+    /// Returns the minimum length of late events in nanoseconds, regardless of the worst ones.
     fn late_from_ns(&self) -> u64 {
         self.late_over_ns.into_iter().chain(self.explain_over_ns).min().unwrap_or(u64::MAX)
     }

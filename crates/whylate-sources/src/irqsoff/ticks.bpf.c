@@ -289,7 +289,7 @@ static __noinline struct culprit *new_culprit(const struct late_tick *late)
 	if (!late->key.stack)
 		culprit->stack.bytes = 0;
 	if (!bpf_map_update_elem(&culprit_id_by_key, &late->key, &id, BPF_NOEXIST)) {
-		store_word_in_order(&culprit->state, ELEMENT_COUNTS);
+		store_in_order(&culprit->state, ELEMENT_COUNTS);
 		return culprit;
 	}
 	/* Another CPU was faster. */

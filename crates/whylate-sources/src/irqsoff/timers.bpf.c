@@ -7,6 +7,7 @@
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_tracing.h>
 #include "compat.bpf.h"
+#include "lost.bpf.h"
 #include "registers.bpf.h"
 #include "ways.bpf.h"
 #include "distribution.bpf.h"
@@ -93,22 +94,7 @@ struct {
 	__type(value, struct timer_state);
 } state_by_timer SEC(".maps");
 
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, TIMERS_LOST_REASONS);
-	__type(key, u32);
-	__type(value, u64);
-} lost_by_reason SEC(".maps");
-
-static __always_inline void lose(enum timers_lost reason)
-{
-	u32 index = reason;
-	u64 *count = bpf_map_lookup_elem(&lost_by_reason, &index);
-
-	if (count)
-		__sync_fetch_and_add(count, 1);
-}
+LOST_EVENTS(timers_lost, TIMERS_LOST_REASONS)
 
 static __always_inline struct timer_key key_of(const struct hrtimer *timer)
 {
@@ -136,7 +122,7 @@ static __noinline u32 new_series(const struct timer_key *key)
 		return 0;
 	series->key = *key;
 	if (!bpf_map_update_elem(&timer_series_id_by_key, key, &id, BPF_NOEXIST)) {
-		store_word_in_order(&series->state, ELEMENT_COUNTS);
+		store_in_order(&series->state, ELEMENT_COUNTS);
 		return id;
 	}
 	/* A timer that interrupts this program may have created it. */

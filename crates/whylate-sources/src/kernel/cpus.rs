@@ -35,7 +35,7 @@ pub fn stolen_ns(cpu: u32) -> io::Result<u64> {
     Ok(stolen_ticks(&std::fs::read_to_string("/proc/stat")?, cpu).unwrap_or(0).saturating_mul(stolen_tick_ns()))
 }
 
-/// Granularity of the kernel's steal time.
+/// Returns the granularity of the kernel's steal time.
 pub fn stolen_tick_ns() -> u64 {
     1_000_000_000 / rustix::param::clock_ticks_per_second().max(1)
 }

@@ -46,7 +46,7 @@ impl MappedArray {
         Ok(MappedArray { memory, bytes, stride, entries })
     }
 
-    /// Number of elements.
+    /// Returns the number of elements.
     pub fn entries(&self) -> usize {
         self.entries
     }

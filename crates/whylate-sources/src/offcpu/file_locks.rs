@@ -52,7 +52,7 @@ struct Held {
     path: String,
 }
 
-/// What a process does now. If it has several threads, it is not known which of them holds the lock, or waits.
+/// Current state of a process. If it has several threads, it is not known which of them holds the lock, or waits.
 #[derive(Clone, Debug)]
 struct Process {
     now: Holder,

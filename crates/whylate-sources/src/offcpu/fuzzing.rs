@@ -19,7 +19,7 @@ use crate::kernel::attach::{read_plain, text};
 /// Number of offsets per segment at which the unwind rule is looked up.
 const OFFSETS_PER_SEGMENT: u64 = 16;
 
-/// Headers, symbols and unwind rules of an ELF file.
+/// Reads headers, symbols and unwind rules of an ELF file.
 pub fn elf_in(file: File) {
     let Ok(Some(elf)) = Elf::from_file(&file, true) else { return };
     elf.names();
@@ -39,7 +39,7 @@ pub fn maps(text: &str) {
     });
 }
 
-/// A perf map (/tmp/perf-PID.map), as just-in-time compilers write it.
+/// Reads a perf map (/tmp/perf-PID.map), as just-in-time compilers write it.
 ///
 /// # Panics
 /// Panics if an address does not have the name of the last line that covers it.
@@ -52,7 +52,7 @@ pub fn stat(text: &str) {
     proc::parse_stat(text);
 }
 
-/// The number of threads in /proc/loadavg.
+/// Reads the number of threads in /proc/loadavg.
 pub(crate) fn load(text: &str) {
     super::choice::threads_of(text);
 }
@@ -65,7 +65,7 @@ pub fn mountinfo(text: &str) {
     mounts.is_local_device((0, number as u32), || Mounts::from_text(text));
 }
 
-/// A stack entry with its frames and process, and names of kernel functions.
+/// Reads a stack entry with its frames and process, and names of kernel functions.
 pub fn places(bytes: &[u8]) {
     let Some(key) = read_plain::<place_key>(bytes) else { return };
     let rest = &bytes[size_of::<place_key>()..];

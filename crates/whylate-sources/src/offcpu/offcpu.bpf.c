@@ -9,6 +9,7 @@
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_tracing.h>
 #include "compat.bpf.h"
+#include "lost.bpf.h"
 #include "ways.bpf.h"
 #include "registers.bpf.h"
 #include "pid_namespace.bpf.h"

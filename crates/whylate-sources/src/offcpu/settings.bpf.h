@@ -341,13 +341,7 @@ bool retries_code = false;
  */
 volatile u32 unread_now = 0;
 
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, LOST_REASONS);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__type(key, u32);
-	__type(value, u64);
-} lost_by_reason SEC(".maps");
+LOST_EVENTS(lost_reason, LOST_REASONS)
 
 /*
  * Indexed by the lower bits of the TID. Walks visit threads in TID order, so the next record is in the cache already;
@@ -451,12 +445,3 @@ struct {
 	__type(key, u32);
 	__type(value, struct scratch);
 } scratch_of_cpu SEC(".maps");
-
-static __always_inline void lose(enum lost_reason reason)
-{
-	u32 index = reason;
-	u64 *count = bpf_map_lookup_elem(&lost_by_reason, &index);
-
-	if (count)
-		__sync_fetch_and_add(count, 1);
-}

@@ -4,7 +4,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
-use whylate_model::late::SLEEPER;
+use whylate_model::late::{LateKind, SLEEPER};
 use whylate_model::path::history::{Blocked, Name, Waker};
 use whylate_model::path::{Finding, Limits, Names, Path, PathBuilder, Query, WakeupEdge, walk};
 use whylate_model::wait::{Classes, InFlight, State, WaitEvidence, classify};
@@ -250,12 +250,14 @@ impl BlockedWaits {
         }
         if self.held_up_alone && !path.is_held_up(self.over_ns, is_for_lock) {
             if let Some(sleeper) = path.sleeper(self.over_ns) {
+                event.kind = LateKind::TimerWait;
                 event.labels.insert(SLEEPER.to_owned(), sleeper.to_string());
                 each(event);
             }
             for_cpu.into_iter().for_each(each);
             return;
         }
+        event.kind = LateKind::BlockedWait;
         event.path.clone_from(&path.segments);
         event.causes = path.causes();
         each(event);

@@ -29,17 +29,17 @@ pub struct Session {
 }
 
 impl Session {
-    /// A session of one source, which reports the costs and losses of its account.
+    /// Creates a session of one source, which reports the costs and losses of its account.
     pub fn of_one() -> Self {
         Self::new(false, &[])
     }
 
-    /// A session of sources that are attached one after another: late events have causes from [`Session::begin`] on.
+    /// Creates a session of sources that are attached one after another: late events have causes from [`Session::begin`] on.
     pub fn of_several() -> Self {
         Self::of_several_on(&[])
     }
 
-    /// A session of several sources, with threads and timers on these CPUs; on the usable ones if empty.
+    /// Creates a session of several sources, with threads and timers on these CPUs; on the usable ones if empty.
     pub fn of_several_on(cpus: &[u32]) -> Self {
         Self::new(true, cpus)
     }
@@ -56,7 +56,7 @@ impl Session {
         }
     }
 
-    /// Host name of the machine.
+    /// Returns the host name of the machine.
     pub fn host(&self) -> &str {
         &self.host
     }
@@ -75,7 +75,7 @@ impl Session {
         &self.account
     }
 
-    /// Names of kernel addresses, which are read once.
+    /// Returns the names of kernel addresses, which are read once.
     pub(crate) fn symbols(&self) -> KernelSymbols {
         self.symbols.shared()
     }
@@ -129,7 +129,7 @@ impl Span {
         (self.since_monotonic_ns, self.since_unix_ns) = (monotonic_ns, clock::unix_ns_of(monotonic_ns));
     }
 
-    /// Start on CLOCK_MONOTONIC.
+    /// Returns the start on CLOCK_MONOTONIC.
     pub fn began_ns(&self) -> u64 {
         self.since_monotonic_ns
     }

@@ -199,7 +199,7 @@ fn behind(thread: &sq_thread) -> BTreeMap<String, u64> {
     behind
 }
 
-/// Throttled time by the cgroup with the quota.
+/// Returns the throttled time by the cgroup with the quota.
 fn throttled(thread: &sq_thread, cgroups: &mut Cgroups) -> BTreeMap<String, u64> {
     let is_throttled = thread.throttled_ns > 0;
     is_throttled.then(|| (cgroups.label(thread.quota_cgroup), thread.throttled_ns)).into_iter().collect()

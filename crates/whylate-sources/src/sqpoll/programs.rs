@@ -157,7 +157,7 @@ impl Programs {
         self.records.as_ref()?.next()
     }
 
-    /// Number of threads that could not be sampled since the last call.
+    /// Returns the number of threads that could not be sampled since the last call.
     pub(super) fn unsampled(&self) -> u64 {
         self.samples.as_ref().map_or(0, Samples::take_failed)
     }

@@ -101,13 +101,7 @@ struct {
 	__type(value, struct sq_thread);
 } sq_thread_by_identity SEC(".maps");
 
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, SQ_LOST_REASONS);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__type(key, u32);
-	__type(value, u64);
-} lost_by_reason SEC(".maps");
+LOST_EVENTS(sq_lost, SQ_LOST_REASONS)
 
 /* A record does not fit on a program's stack beside other variables. Never written. */
 struct {
@@ -116,15 +110,6 @@ struct {
 	__type(key, u32);
 	__type(value, struct sq_thread);
 } empty_sq_thread SEC(".maps");
-
-static __always_inline void lose(enum sq_lost reason)
-{
-	u32 index = reason;
-	u64 *count = bpf_map_lookup_elem(&lost_by_reason, &index);
-
-	if (count)
-		__sync_fetch_and_add(count, 1);
-}
 
 /* The TID and, in units of 1.024 us, the creation time: TIDs are reused. */
 static __always_inline u64 identity_of(const struct task_struct *task)

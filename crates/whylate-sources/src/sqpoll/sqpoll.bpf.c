@@ -12,6 +12,7 @@
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_tracing.h>
 #include "compat.bpf.h"
+#include "lost.bpf.h"
 #include "ways.bpf.h"
 #include "registers.bpf.h"
 #include "occupancy.bpf.h"
@@ -251,52 +252,34 @@ static __always_inline int leave_work(u64 frame, s64 submitted)
 	return 0;
 }
 
-SEC("?fentry/io_submit_sqes")
-int BPF_PROG(on_io_submit_sqes)
-{
-	return enter_work((u64)ctx);
-}
-
 SEC("?fexit/io_submit_sqes")
 int BPF_PROG(on_io_submit_sqes_exit, struct io_ring_ctx *ring, unsigned int nr, int submitted)
 {
 	return leave_work((u64)ctx, submitted);
 }
 
-SEC("?fentry/io_do_iopoll")
-int BPF_PROG(on_io_do_iopoll)
-{
-	return enter_work((u64)ctx);
-}
+/* Calls of this function are work. */
+#define WORK_BEGINS_IN(function)                \
+	SEC("?fentry/" #function)               \
+	int BPF_PROG(on_##function)             \
+	{                                       \
+		return enter_work((u64)ctx);    \
+	}
 
-SEC("?fexit/io_do_iopoll")
-int BPF_PROG(on_io_do_iopoll_exit)
-{
-	return leave_work((u64)ctx, 0);
-}
+/* It ends without submissions. */
+#define WORK_ENDS_IN(function)                  \
+	SEC("?fexit/" #function)                \
+	int BPF_PROG(on_##function##_exit)      \
+	{                                       \
+		return leave_work((u64)ctx, 0); \
+	}
 
+WORK_BEGINS_IN(io_submit_sqes)
+WORK_BEGINS_IN(io_do_iopoll)
+WORK_ENDS_IN(io_do_iopoll)
 /* Completions, since 6.9. */
-SEC("?fentry/io_handle_tw_list")
-int BPF_PROG(on_io_handle_tw_list)
-{
-	return enter_work((u64)ctx);
-}
-
-SEC("?fexit/io_handle_tw_list")
-int BPF_PROG(on_io_handle_tw_list_exit)
-{
-	return leave_work((u64)ctx, 0);
-}
-
+WORK_BEGINS_IN(io_handle_tw_list)
+WORK_ENDS_IN(io_handle_tw_list)
 /* Completions, before 6.9. */
-SEC("?fentry/tctx_task_work")
-int BPF_PROG(on_tctx_task_work)
-{
-	return enter_work((u64)ctx);
-}
-
-SEC("?fexit/tctx_task_work")
-int BPF_PROG(on_tctx_task_work_exit)
-{
-	return leave_work((u64)ctx, 0);
-}
+WORK_BEGINS_IN(tctx_task_work)
+WORK_ENDS_IN(tctx_task_work)

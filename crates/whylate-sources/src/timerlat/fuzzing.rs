@@ -5,7 +5,7 @@ use super::late;
 pub use super::tracer::fuzzing::timerlat_samples;
 use crate::cpu_account::fuzzing::with_names;
 
-/// A late activation with its window.
+/// Reads a late activation with its window.
 pub fn activations(bytes: &[u8]) {
     with_names(|windows, symbols| late::event_of(bytes, windows, symbols));
 }

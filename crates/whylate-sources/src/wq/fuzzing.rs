@@ -6,7 +6,7 @@ use super::{explain, late};
 use crate::cpu_account::fuzzing::with_names;
 use crate::kernel::attach::read_plain;
 
-/// A plain record, and one with evidence.
+/// Reads a plain record, and one with evidence.
 pub fn work_items(bytes: &[u8]) {
     if let Some(item) = read_plain::<late_item>(bytes) {
         late::event_of(&item, Vec::new());

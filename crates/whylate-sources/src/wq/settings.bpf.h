@@ -80,22 +80,7 @@ const volatile bool taken_under_lock = true;
 /* Set by user space when everything is attached. */
 bool enabled = false;
 
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, LOST_REASONS);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__type(key, u32);
-	__type(value, u64);
-} lost_by_reason SEC(".maps");
-
-static __always_inline void lose(enum lost_reason reason)
-{
-	u32 index = reason;
-	u64 *count = bpf_map_lookup_elem(&lost_by_reason, &index);
-
-	if (count)
-		__sync_fetch_and_add(count, 1);
-}
+LOST_EVENTS(lost_reason, LOST_REASONS)
 
 /* "function" or "function [module]". */
 static __always_inline void write_symbol(char *name, u64 address)

@@ -9,6 +9,7 @@
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_tracing.h>
 #include "compat.bpf.h"
+#include "lost.bpf.h"
 #include "pid_namespace.bpf.h"
 #include "ways.bpf.h"
 #include "distribution.bpf.h"

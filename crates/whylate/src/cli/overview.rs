@@ -213,11 +213,11 @@ impl Sink for Results {
         Ok(None)
     }
 
-    fn poll(&mut self) -> anyhow::Result<()> {
+    fn poll(&mut self) -> anyhow::Result<ControlFlow<()>> {
         if let Some((progress, began, duration_ns)) = &self.progress {
             progress.show(&format!("{} of {} s", began.elapsed().as_secs(), duration_ns / 1_000_000_000));
         }
-        Ok(())
+        Ok(ControlFlow::Continue(()))
     }
 
     fn tick(&mut self, tick: Tick) -> anyhow::Result<ControlFlow<()>> {

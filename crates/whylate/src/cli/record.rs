@@ -21,7 +21,7 @@ use crate::cli::arguments::OwnCpus;
 use crate::cli::values::{bytes, duration_ns, source};
 use crate::engine::live::{Live, NOW_AND_THEN, Pace};
 use crate::engine::progress::Progress;
-use crate::engine::sources::{self, Wish};
+use crate::engine::sources::{Sources, Wish};
 use crate::engine::ticks::{Sink, Tick, drive};
 use crate::engine::watch::Watch;
 use crate::render::extension::{Extension, chosen};
@@ -258,16 +258,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         in_detail: true,
         cpus: arguments.own.asked(),
     };
-    let Some(sources) = sources::attach(&watch, &wish, &mut |_| ())? else {
-        say!("whylate: interrupted before anything was measured");
-        return Ok(());
-    };
-    for missing in &sources.unmeasured {
-        say!("whylate: cannot record {}: {}", missing.source, printable(&missing.reason));
-    }
-    if let Some(left_out) = sources.left_out() {
-        say!("whylate: {}", printable(&left_out));
-    }
+    let Some(sources) = Sources::attach(&watch, &wish, "record")? else { return Ok(()) };
     let pace = Pace {
         interval: Some(Duration::from_nanos(arguments.every)),
         duration: arguments.duration.map(Duration::from_nanos),
@@ -305,11 +296,11 @@ struct Recording {
 }
 
 impl Sink for Recording {
-    fn poll(&mut self) -> anyhow::Result<()> {
+    fn poll(&mut self) -> anyhow::Result<ControlFlow<()>> {
         if self.triggers.have_fired() {
             self.recorder.request_file();
         }
-        Ok(())
+        Ok(ControlFlow::Continue(()))
     }
 
     fn tick(&mut self, tick: Tick) -> anyhow::Result<ControlFlow<()>> {

@@ -215,8 +215,9 @@ impl Sink for Printer<'_> {
         Ok(None)
     }
 
-    fn poll(&mut self) -> anyhow::Result<()> {
-        Ok(self.out.flush()?)
+    fn poll(&mut self) -> anyhow::Result<ControlFlow<()>> {
+        self.out.flush()?;
+        Ok(ControlFlow::Continue(()))
     }
 
     fn tick(&mut self, tick: Tick) -> anyhow::Result<ControlFlow<()>> {

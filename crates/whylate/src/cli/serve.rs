@@ -11,7 +11,6 @@ use clap::Args;
 use whylate_model::recording::{Header, Line};
 use whylate_model::sources::{CARDS, SHARED, named};
 use whylate_model::totals::Totals;
-use whylate_model::units::printable;
 use whylate_model::{Card, LateEvent};
 use whylate_sources::kernel::clock;
 use whylate_sources::kernel::passed_sockets::notify_ready;
@@ -22,7 +21,7 @@ use crate::cli::values::{duration_ns, source};
 use crate::cli::{Origin, UsageError};
 use crate::engine::live::{Live, NOW_AND_THEN, Pace};
 use crate::engine::replay::Replay;
-use crate::engine::sources::{self, Wish};
+use crate::engine::sources::{Sources, Wish};
 use crate::engine::ticks::{Sink, Tick, drive};
 use crate::engine::watch::{Ended, Watch};
 use crate::render::metrics::{Own, Pages};
@@ -125,16 +124,7 @@ fn live(arguments: &Arguments, listeners: Vec<Listener>, names: &[String]) -> an
         in_detail: true,
         cpus: arguments.own.asked(),
     };
-    let Some(sources) = sources::attach(&watch, &wish, &mut |_| ())? else {
-        say!("whylate: interrupted before anything was measured");
-        return Ok(());
-    };
-    for missing in &sources.unmeasured {
-        say!("whylate: cannot measure {}: {}", missing.source, printable(&missing.reason));
-    }
-    if let Some(left_out) = sources.left_out() {
-        say!("whylate: {}", printable(&left_out));
-    }
+    let Some(sources) = Sources::attach(&watch, &wish, "measure")? else { return Ok(()) };
     let measured: Vec<&str> = sources.looking.iter().map(|feed| feed.card.name).collect();
     let wanted = CARDS.iter().filter(|card| wish.takes(card));
     let attached = wanted.map(|card| (card.name, measured.contains(&card.name))).collect();
@@ -273,7 +263,7 @@ impl Sink for Exporter {
         Ok(self.recorder.is_some().then_some(event))
     }
 
-    fn poll(&mut self) -> anyhow::Result<()> {
+    fn poll(&mut self) -> anyhow::Result<ControlFlow<()>> {
         if self.published.has_ended() {
             bail!("the server has failed");
         }
@@ -281,7 +271,7 @@ impl Sink for Exporter {
         if let (true, Some(recorder)) = (is_asked, &self.recorder) {
             recorder.request_file();
         }
-        Ok(())
+        Ok(ControlFlow::Continue(()))
     }
 
     fn tick(&mut self, tick: Tick) -> anyhow::Result<ControlFlow<()>> {

@@ -4,6 +4,7 @@
 mod actions;
 mod events;
 mod figures;
+mod live;
 mod run;
 mod screen;
 pub mod values;

@@ -70,7 +70,7 @@ pub struct Live {
 
 struct AttachedSources {
     sources: Vec<LiveSource>,
-    /// What several sources share.
+    /// State that several sources share.
     session: Option<Session>,
     /// Errors of sources that failed since the last tick.
     problems: Vec<String>,
@@ -153,6 +153,14 @@ impl Live {
         recorder.map_or(Ok(()), Recorder::end)
     }
 
+    /// Passes the late events that have arrived since the last tick to the sink.
+    ///
+    /// # Errors
+    /// When the source or the sink fails.
+    pub fn take_late(&mut self, sink: &mut dyn Sink) -> anyhow::Result<()> {
+        self.attached.take_late(sink)
+    }
+
     /// Returns the first source; `None` if all have failed.
     pub fn feed(&self) -> Option<&Feed> {
         self.attached.sources.first().map(|source| &source.feed)
@@ -174,7 +182,7 @@ impl Ticks for Live {
         let ended = match self.pace.poll {
             Some(every) => wait(&self.watch, until, every, &mut || {
                 self.attached.take_late(sink)?;
-                sink.poll().map(|()| false)
+                Ok(sink.poll()?.is_break())
             })?,
             None => self.watch.until(until)?,
         };
@@ -193,7 +201,7 @@ impl Ticks for Live {
             let number = (self.started.elapsed().as_nanos() / interval.as_nanos().max(1)) as u32 + 1;
             self.due = self.started.checked_add(interval.saturating_mul(number));
         }
-        Ok(Some(Tick { is_due, ..tick }))
+        Ok(Some(Tick { is_due, is_last: self.is_over, ..tick }))
     }
 }
 

@@ -3,6 +3,8 @@
 
 pub mod feed;
 pub mod live;
+#[cfg(test)]
+mod made_up;
 pub mod progress;
 pub mod replay;
 pub mod sources;

@@ -14,7 +14,7 @@ const PACE: Duration = Duration::from_millis(200);
 #[derive(Debug)]
 pub struct Progress {
     label: String,
-    /// What follows the text.
+    /// Text after the progress, such as how to end.
     hint: &'static str,
     is_terminal: bool,
     /// Whether the line has text now.

@@ -5,9 +5,9 @@ use std::time::Instant;
 
 use anyhow::Context as _;
 use whylate_model::Card;
-use whylate_model::recording::Measured;
-use whylate_model::recording::Unmeasured;
-use whylate_sources::{CommonOptions, Session, sources};
+use whylate_model::recording::{Measured, Unmeasured};
+use whylate_model::units::printable;
+use whylate_sources::{CommonOptions, Session, Source, sources};
 
 use crate::engine::feed::Feed;
 use crate::engine::watch::{Ended, Watch};
@@ -21,6 +21,25 @@ pub struct Sources {
 }
 
 impl Sources {
+    /// Attaches every source that can attach, and prints to standard error what is missing, after `cannot` and this verb.
+    /// Returns `None` if interrupted.
+    ///
+    /// # Errors
+    /// Fails if no source can attach.
+    pub fn attach(watch: &Watch, wish: &Wish, verb: &str) -> anyhow::Result<Option<Self>> {
+        let Some(sources) = attach(watch, wish, &mut |_| ())? else {
+            say!("whylate: interrupted before anything was measured");
+            return Ok(None);
+        };
+        for missing in &sources.unmeasured {
+            say!("whylate: cannot {verb} {}: {}", missing.source, printable(&missing.reason));
+        }
+        if let Some(left_out) = sources.left_out() {
+            say!("whylate: {}", printable(&left_out));
+        }
+        Ok(Some(sources))
+    }
+
     /// Returns the CPUs left out by a source that measures with threads or timers of its own.
     pub fn left_out(&self) -> Option<String> {
         let attached = self.looking.iter().map(|feed| &feed.source.attached);
@@ -77,13 +96,26 @@ pub fn attach(
     wish: &Wish,
     on_progress: &mut dyn FnMut(Attaching<'_>),
 ) -> anyhow::Result<Option<Sources>> {
+    attach_each(sources(), watch, wish, on_progress)
+}
+
+/// Attaches each of these sources that can attach, as [`attach`] does every source.
+///
+/// # Errors
+/// Fails if no source can attach.
+pub(super) fn attach_each(
+    each: impl IntoIterator<Item = Box<dyn Source>>,
+    watch: &Watch,
+    wish: &Wish,
+    on_progress: &mut dyn FnMut(Attaching<'_>),
+) -> anyhow::Result<Option<Sources>> {
     let (mut session, mut first) = (Session::of_several_on(&wish.cpus), None);
     if !wish.cpus.is_empty() {
         // A CPU that cannot be measured is an error of the command, not of each source.
         session.cpus(&[])?;
     }
     let (mut looking, mut unmeasured, mut limitations) = (Vec::new(), Vec::new(), Vec::<Unmeasured>::new());
-    for mut source in sources() {
+    for mut source in each {
         if watch.until(Some(Instant::now()))? != Ended::Time {
             return Ok(None);
         }

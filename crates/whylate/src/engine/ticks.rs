@@ -20,6 +20,8 @@ pub struct Tick {
     pub repeated: BTreeMap<String, Vec<Repeated>>,
     /// Whether the requested interval ends with the tick.
     pub is_due: bool,
+    /// Whether a live run ends with the tick.
+    pub is_last: bool,
     /// Whether a gap lies between the tick and earlier ones of its interval, which ends before it.
     pub is_after_gap: bool,
     /// Problems since the last tick: of live sources that are left out from now on, and of the recording.
@@ -91,12 +93,13 @@ pub trait Sink {
     /// Is called before the next tick of a recording is read, with what the reader offers beside lines.
     fn prepare(&mut self, _reader: &mut Reader<File>) {}
 
-    /// Is called once every poll interval of late events, while the next tick is awaited.
+    /// Is called once every poll interval of late events, while the next tick is awaited. Returns whether to wait on: if
+    /// not, the tick is taken at once.
     ///
     /// # Errors
     /// When the output cannot be written.
-    fn poll(&mut self) -> anyhow::Result<()> {
-        Ok(())
+    fn poll(&mut self) -> anyhow::Result<ControlFlow<()>> {
+        Ok(ControlFlow::Continue(()))
     }
 
     /// Receives a tick. Returns whether to go on.

@@ -34,7 +34,7 @@ pub trait Store: Send {
         None
     }
 
-    /// Whether the frame should end as soon as possible.
+    /// Returns whether the frame should end as soon as possible.
     fn wants_end(&self) -> bool {
         false
     }

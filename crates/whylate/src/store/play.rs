@@ -138,7 +138,7 @@ impl Played {
         (self.from_ns, self.to_ns)
     }
 
-    /// File name, with control characters escaped.
+    /// Returns the file name, with control characters escaped.
     pub fn name(&self) -> &str {
         &self.name
     }

@@ -54,10 +54,10 @@ struct Status {
 
 /// Returns whether the overview counts the event. It does not count waits for a sleeping thread.
 pub fn is_late(event: &LateEvent) -> bool {
-    event.kind() != LateKind::TimerWait
+    event.kind != LateKind::TimerWait
 }
 
-/// Number of late events and stacks in the lines: the part of unbounded size.
+/// Returns the number of late events and stacks in the lines: the part of unbounded size.
 pub fn weight(lines: &[Line]) -> usize {
     let of_line = |line: &Line| if let Line::Snapshot(of) = line { of.late.len() + of.stacks.len() } else { 0 };
     lines.iter().map(of_line).sum()

@@ -6,6 +6,7 @@ use proptest::prelude::*;
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use whylate_model::culprits::By;
+use whylate_model::late::LateKind;
 use whylate_model::path::PathSegment;
 use whylate_model::recording::Unmeasured;
 use whylate_model::recording::{Header, Line, Measured};
@@ -109,7 +110,8 @@ fn tick(second: u64) -> Vec<Line> {
             segment(60, CauseKind::Disk, "vda (write by server:8)", 1),
         ];
         let causes = path.iter().map(|segment| Cause::new(segment.kind, segment.who.clone(), segment.ns)).collect();
-        offcpu.late.push(LateEvent { path, labels: of_postgres, ..late(second, "client:7", causes) });
+        let late = late(second, "client:7", causes);
+        offcpu.late.push(LateEvent { kind: LateKind::BlockedWait, path, labels: of_postgres, ..late });
     }
     [timerlat, wq, offcpu].map(|snapshot| Line::Snapshot(Box::new(snapshot))).into()
 }

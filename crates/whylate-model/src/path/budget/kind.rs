@@ -121,7 +121,7 @@ impl WaitPart {
 /// Sums of waits in one system call that ended the same way.
 #[derive(Debug, Default)]
 pub(super) struct Kind {
-    /// The kind is named after the system call.
+    /// Whether the kind is named after the system call.
     pub has_via: bool,
     /// Why the threads were stopped, if they were.
     pub stop: Option<Stop>,

@@ -135,7 +135,7 @@ impl Programs {
         self.sections.u64_at(cpu as usize, offset)
     }
 
-    /// Number of possible CPUs.
+    /// Returns the number of possible CPUs.
     pub(super) fn cpus(&self) -> u32 {
         self.sections.entries() as u32
     }

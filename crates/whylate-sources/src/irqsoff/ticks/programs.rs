@@ -184,7 +184,7 @@ impl Programs {
         self.counter(cpu, offset_of!(tick, send_from_ns)).store(ns, Ordering::Release);
     }
 
-    /// Number of the CPU's ticks so far.
+    /// Returns the number of the CPU's ticks so far.
     pub(super) fn ticks(&self, cpu: u32) -> u64 {
         self.counter(cpu, offset_of!(tick, ticks)).load(Ordering::Relaxed)
     }
@@ -199,7 +199,7 @@ impl Programs {
         self.skeleton.progs.on_kernel_cycles.as_fd()
     }
 
-    /// Due time of the tick with the last sampled section on the CPU; 0 if none was.
+    /// Returns the due time of the tick with the last sampled section on the CPU; 0 if none was.
     #[cfg(test)]
     pub(super) fn inside_due_ns(&self, cpu: u32) -> u64 {
         self.inside_record(cpu).map_or(0, |record| record.due_ns)

@@ -41,7 +41,7 @@ impl NmiSampler {
         self.events.is_empty()
     }
 
-    /// Whether stacks are taken only with interrupts off.
+    /// Returns whether stacks are taken only with interrupts off.
     pub(super) fn requires_irqs_off(&self) -> bool {
         !self.are_timers
     }

@@ -102,7 +102,7 @@ impl Maxima {
         locked(&self.shared.found).is_empty()
     }
 
-    /// Maxima without a trace since the last call.
+    /// Returns the maxima without a trace since the last call.
     pub(super) fn take_lost(&self) -> u64 {
         self.shared.lost.swap(0, Ordering::Relaxed)
     }
@@ -136,7 +136,7 @@ impl Files {
         Ok(Files { maximum, trace: instance.path("trace"), floor_us: floor_ns / 1_000, last_trace: Vec::new() })
     }
 
-    /// Longest section since the last reset, in microseconds.
+    /// Returns the longest section since the last reset, in microseconds.
     fn maximum_us(&self) -> Result<u64> {
         let mut bytes = [0; 32];
         let length = self.maximum.read_at(&mut bytes, 0).context("cannot read tracing_max_latency")?;

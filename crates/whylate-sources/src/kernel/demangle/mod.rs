@@ -13,7 +13,7 @@ use std::fmt::Write as _;
 
 use whylate_model::name::{BoundedText, MAX_BYTES, bounded};
 
-/// The name to show for a symbol, of at most [`MAX_BYTES`]: demangled if it is a mangled C++ or Rust name.
+/// Returns the name to show for a symbol, of at most [`MAX_BYTES`]: demangled if it is a mangled C++ or Rust name.
 ///
 /// Only `_Z` and `_R` start a mangled name. A C function may be called `h` or `w`, which are types in a mangled name.
 pub(crate) fn demangled(symbol: &str) -> Cow<'_, str> {

@@ -40,12 +40,12 @@ impl<'a> Printer<'a> {
         }
     }
 
-    /// The node, or the pack element that an expansion prints for it.
+    /// Returns the node, or the pack element that an expansion prints for it.
     fn resolved(&self, id: Id) -> &'a Node<'a> {
         self.element_of(id).map_or_else(|| self.node(id), |element| self.node(element))
     }
 
-    /// The pack element that an expansion prints for a pack.
+    /// Returns the pack element that an expansion prints for a pack.
     fn element_of(&self, id: Id) -> Option<Id> {
         match (self.node(id), self.element) {
             (Node::Pack(all), Some(element)) => all.get(element).copied(),
@@ -154,7 +154,7 @@ impl<'a> Printer<'a> {
         })
     }
 
-    /// The opening parenthesis of a pointer to this type, which arrays and functions need.
+    /// Returns the opening parenthesis of a pointer to this type, which arrays and functions need.
     fn is_wrapped(&mut self, id: Id) -> std::result::Result<Option<&'static str>, std::fmt::Error> {
         self.step()?;
         Ok(match self.resolved(id) {
@@ -165,7 +165,7 @@ impl<'a> Printer<'a> {
         })
     }
 
-    /// Whether the type has a part that follows the declared name.
+    /// Returns whether the type has a part that follows the declared name.
     fn has_right(&mut self, id: Id) -> std::result::Result<bool, std::fmt::Error> {
         self.step()?;
         match self.resolved(id) {
@@ -370,7 +370,7 @@ impl<'a> Printer<'a> {
         Ok(())
     }
 
-    /// The number of elements of the first pack in a node.
+    /// Returns the number of elements of the first pack in a node.
     fn pack_in(&mut self, id: Id) -> std::result::Result<Option<usize>, std::fmt::Error> {
         let mut left = vec![id];
         while let Some(id) = left.pop() {

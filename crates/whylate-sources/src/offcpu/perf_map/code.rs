@@ -40,7 +40,7 @@ impl CompiledCode {
         }
     }
 
-    /// The memory that the names take.
+    /// Returns the memory that the names take.
     pub(super) fn bytes(&self) -> usize {
         self.recent.bytes() + self.older.bytes()
     }

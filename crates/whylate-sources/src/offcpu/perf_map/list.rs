@@ -188,7 +188,7 @@ impl List {
         }
     }
 
-    /// Whether the file was rewritten since it was last read.
+    /// Returns whether the file was rewritten since it was last read.
     fn is_rewritten(&self, file: &File, (length, ..): (u64, i64, i64)) -> bool {
         let mut tail = vec![0; self.tail.len()];
         let tail_at = self.read_to.saturating_sub(tail.len() as u64);

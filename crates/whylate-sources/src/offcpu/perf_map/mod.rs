@@ -84,7 +84,7 @@ impl PerfMaps {
         take(&mut results.changed)
     }
 
-    /// The number of perf maps that were read only in part since the last call.
+    /// Returns the number of perf maps that were read only in part since the last call.
     pub(super) fn take_unread(&mut self) -> u64 {
         let mut results = self.shared.results();
         let mut unread = take(&mut results.dropped);

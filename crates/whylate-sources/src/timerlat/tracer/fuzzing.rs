@@ -15,7 +15,7 @@ thread_local! {
     static TALLY: Tally = Tally::new(None);
 }
 
-/// A format, up to a zero byte, and records of samples, each with the time since the one before.
+/// Reads a format, up to a zero byte, and records of samples, each with the time since the one before.
 pub fn timerlat_samples(bytes: &[u8]) {
     let mut parts = bytes.splitn(2, |&byte| byte == 0);
     let text = String::from_utf8_lossy(parts.next().unwrap_or_default());

@@ -17,26 +17,34 @@ use crate::render::text::footer;
 use crate::render::text::timerlat::hist::{self, HistogramOptions};
 use crate::render::text::timerlat::total::{THREAD, Total};
 use crate::render::text::timerlat::{late, percentiles, top, verdict};
+use crate::store::late_buffer::{Keep, LateBuffer};
 
-/// Sums and worst activations since the start.
+/// Sums and worst activations since the start, and what the next output has.
 pub struct Figures<'a> {
     plan: &'a Plan<'a>,
     pub screen: Screen,
     zone: TimeZone,
     pub total: Total,
     pub worst: TopN,
+    /// Late activations for the next line of JSON.
+    pending: LateBuffer,
+    /// Snapshot that was not printed yet.
+    latest: Option<Snapshot>,
     /// Whether the return to user space is measured.
     pub has_user: bool,
 }
 
 impl<'a> Figures<'a> {
     pub fn new(plan: &'a Plan<'a>) -> Self {
+        let worst = plan.common.worst.map(usize::from);
         Figures {
             plan,
             screen: Screen::new(),
             zone: TimeZone::system(),
             total: Total::default(),
-            worst: TopN::new(plan.common.worst.map_or(0, usize::from)),
+            worst: TopN::new(worst.unwrap_or(0)),
+            pending: LateBuffer::new(Keep::worst(worst.filter(|_| plan.common.why.is_none()))),
+            latest: None,
             has_user: false,
         }
     }
@@ -58,19 +66,40 @@ impl<'a> Figures<'a> {
         Ok(())
     }
 
-    /// Prints a late activation if it exceeds `--why`, and adds it to the worst.
-    pub fn late(&mut self, out: &mut dyn Write, event: LateEvent) -> anyhow::Result<()> {
-        if self.plan.common.why.is_some_and(|over_ns| event.latency_ns >= over_ns) {
+    /// Adds a snapshot.
+    pub fn add(&mut self, snapshot: Snapshot) {
+        self.total.add(&snapshot);
+        self.latest = Some(snapshot);
+    }
+
+    /// Prints a late activation if it exceeds `--why`, and adds it to the worst, or to the next line of JSON.
+    pub fn late(&mut self, out: &mut dyn Write, mut event: LateEvent) -> anyhow::Result<()> {
+        let common = self.plan.common;
+        let is_asked = common.why.is_some_and(|over_ns| event.latency_ns >= over_ns);
+        if common.json {
+            let evidence = event.evidence.take();
+            if is_asked || common.worst.is_some() || (evidence.is_some() && common.why.is_none()) {
+                self.pending.add(event);
+            }
+            return Ok(());
+        }
+        if is_asked {
             late::write(out, &event, &self.zone)?;
         }
         self.worst.add(event);
         Ok(())
     }
 
-    /// Prints the figures since the start.
+    /// Prints the figures since the start, or the latest snapshot as JSON.
     pub fn refresh(&mut self, out: &mut dyn Write) -> anyhow::Result<()> {
-        let text = self.text()?;
-        Ok(self.screen.show(out, &text)?)
+        if !self.plan.common.json {
+            let text = self.text()?;
+            self.screen.show(out, &text)?;
+        } else if let Some(mut latest) = self.latest.take() {
+            self.pending.move_into(&mut latest);
+            JsonLines.snapshot(out, latest)?;
+        }
+        Ok(out.flush()?)
     }
 
     /// Renders the figures since the start.
@@ -144,8 +173,10 @@ impl<'a> Figures<'a> {
     }
 
     /// Prints the final figures. Everything but the sums is from the latest snapshot.
-    pub fn finish(&mut self, out: &mut dyn Write, latest: Snapshot, hit: bool) -> anyhow::Result<()> {
+    pub fn finish(&mut self, out: &mut dyn Write, hit: bool) -> anyhow::Result<()> {
         let common = self.plan.common;
+        let Some(mut latest) = self.latest.take() else { return Ok(()) };
+        self.pending.move_into(&mut latest);
         if common.json {
             let is_live = matches!(self.plan.view, View::Top { is_live: true });
             let late = latest.late.clone();

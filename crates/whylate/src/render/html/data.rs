@@ -477,7 +477,7 @@ impl<'a> SeriesBySlot<'a> {
 }
 
 impl SeriesData {
-    /// Approximate number of values.
+    /// Returns the approximate number of values.
     fn size(&self) -> usize {
         self.slots.iter().map(|(_, of, values)| 1 + values.len() + of.values().map(Vec::len).sum::<usize>()).sum()
     }

@@ -3,7 +3,7 @@
 
 use std::fmt::{self, Display, Formatter};
 
-/// This number of spaces.
+/// Displays this number of spaces.
 pub struct Spaces(pub usize);
 
 impl Display for Spaces {

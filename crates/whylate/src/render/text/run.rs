@@ -164,7 +164,7 @@ fn write_longest(out: &mut dyn Write, explained: &Explained, is_verbose: bool) -
     }
 }
 
-/// What delayed the command from outside.
+/// Actor outside the command that delayed it.
 #[derive(Debug)]
 struct Outsider {
     who: String,

@@ -4,12 +4,11 @@
 use std::io::{self, Write};
 
 use whylate_model::culprits::{BEYOND, Culprit, Ranking, Victims};
-use whylate_model::path::timer::TimerKind;
 use whylate_model::snapshot::Unexplained;
 use whylate_model::sources::EventWords;
 pub use whylate_model::units::counted;
 use whylate_model::units::{format_ns, printable};
-use whylate_model::{ActorName, Cause, CauseKind, Cgroup, LateEvent};
+use whylate_model::{ActorName, Cause, CauseKind, LateEvent};
 
 /// Maximum number of frames of a cause's stack, from the innermost.
 const FRAMES: usize = 8;
@@ -156,7 +155,12 @@ pub fn word(kind: CauseKind) -> &'static str {
 
 /// Returns the name of a kind of cause, shown with the culprit's name; `sleep`, not `timer`, for a thread that slept.
 pub fn how(kind: CauseKind, who: &ActorName) -> &'static str {
-    if kind == CauseKind::Timer && !TimerKind::is_mechanism(who) { "sleep" } else { word(kind) }
+    if kind == CauseKind::Timer && is_sleeper(who) { "sleep" } else { word(kind) }
+}
+
+/// Returns whether the culprit of a wait for a timer is who slept, and not the timer.
+fn is_sleeper(who: &ActorName) -> bool {
+    who.is_thread() || who.is_cgroup()
 }
 
 /// Renders the name of an actor, and whether it is whylate itself, which measures.
@@ -193,8 +197,8 @@ pub fn culprit(kind: CauseKind, name: &ActorName) -> String {
         CauseKind::Outside => format!("a thread {who}"),
         CauseKind::Stopped => format!("{word} by {who}"),
         CauseKind::Running => format!("thread {who} running"),
-        CauseKind::Timer if TimerKind::is_mechanism(name) => who,
-        CauseKind::Timer => format!("{who} sleeping"),
+        CauseKind::Timer if is_sleeper(name) => format!("{who} sleeping"),
+        CauseKind::Timer => who,
         CauseKind::Network if kind.is_unnamed(name) => word.to_owned(),
         CauseKind::Network => format!("{word} {who}"),
         CauseKind::IrqsOff | CauseKind::PreemptOff => format!("{word} in {who}"),
@@ -203,10 +207,8 @@ pub fn culprit(kind: CauseKind, name: &ActorName) -> String {
 }
 
 fn sentence(culprit: &Culprit, words: EventWords) -> String {
-    let names_cgroup = |of: &Cgroup| culprit.who.comm().is_some_and(|comm| comm.starts_with(&of.path));
-    let of_cgroup = |of: &Cgroup| culprit.kind == CauseKind::Thread && names_cgroup(of);
-    let name = match &culprit.cgroup {
-        Some(of) if of_cgroup(of) => format!("threads of {}", printable(&culprit.who)),
+    let name = match culprit.kind {
+        CauseKind::Thread if culprit.who.is_cgroup() => format!("threads of {}", printable(&culprit.who)),
         _ => culprit_label(culprit),
     };
     let Some(&Victims { events, subjects, total_ns, worst_ns, .. }) = culprit.victims.first() else { return name };

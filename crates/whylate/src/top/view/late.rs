@@ -25,7 +25,7 @@ pub fn events(window: &Window) -> impl Iterator<Item = (&'static Card, u64, usiz
     })
 }
 
-/// What equal late events have in common: the tick, the source, the victim, and the main cause.
+/// Properties that equal late events share: the tick, the source, the victim, and the main cause.
 type Key<'a> = (u64, &'static str, &'a str, String);
 
 /// Equal late events.

@@ -106,7 +106,7 @@ fn worst(window: &Window, tick: &Tick, card: &Card, is_held_up: bool) -> Option<
     tick.summary(card)?;
     let late = tick
         .late_of(card)
-        .filter(|event| (event.kind() != LateKind::Latency) == is_held_up && window.counts(card, event));
+        .filter(|event| (event.kind != LateKind::Latency) == is_held_up && window.counts(card, event));
     Some(late.map(|event| event.latency_ns).max().unwrap_or(0))
 }
 

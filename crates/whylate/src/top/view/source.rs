@@ -170,7 +170,7 @@ fn of_value(card: &Card, name: &str, value: Option<&f64>) -> Cell {
     }
 }
 
-/// View of a series: its distributions and values, the stacks with its labels, and its late events.
+/// Returns the view of a series: its distributions and values, the stacks with its labels, and its late events.
 pub fn of_series(window: &Window, card: &'static Card, labels: &Labels, columns: usize) -> Vec<Panel> {
     let Some(snapshot) = window.merged(card) else {
         return vec![Panel::text("series", card.name, "It saw nothing in this span.")];

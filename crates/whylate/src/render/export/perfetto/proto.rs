@@ -152,12 +152,12 @@ impl Annotation {
         Annotation { name: printable(name), string_value: Some(printable(text)), ..Annotation::default() }
     }
 
-    /// An annotation with named entries.
+    /// Creates an annotation with named entries.
     pub fn map(name: &str, entries: Vec<Annotation>) -> Self {
         Annotation { name: name.to_owned(), entries, ..Annotation::default() }
     }
 
-    /// An annotation with unnamed entries.
+    /// Creates an annotation with unnamed entries.
     pub fn list(name: &str, values: Vec<Annotation>) -> Self {
         Annotation { name: name.to_owned(), values, ..Annotation::default() }
     }

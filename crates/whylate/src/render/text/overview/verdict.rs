@@ -10,11 +10,11 @@ use super::status;
 use crate::render::color;
 use crate::render::text::why;
 
-/// What was late, with its total delay; and, in a sentence of its own, the main culprit.
+/// Verdict in words: what was late, with its total delay; and, in a sentence of its own, the main culprit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sentences {
     is_late: bool,
-    /// What follows `LATE`, or all if nothing was late.
+    /// Text after `LATE`, or the whole verdict if nothing was late.
     what: String,
     pub culprit: Option<String>,
 }

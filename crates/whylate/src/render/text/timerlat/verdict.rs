@@ -11,7 +11,7 @@ use crate::render::color;
 /// Verdict on a latency that reached its threshold.
 const LATE: &str = "LATE:";
 
-/// What each latency ends with, in the order of [`KINDS`].
+/// End of each latency, in the order of [`KINDS`].
 const ENDS: [&str; 3] = ["until the interrupt", "until the thread ran", "until the return to user space"];
 
 /// A thread that has not run by the end of the measurement is late by at least this much: it is waited for.
