@@ -122,6 +122,10 @@ fuzz: ## fuzz each parser of foreign data, FOR seconds each, or INPUTS
 	@scripts/install-deps
 	@INPUTS=$(INPUTS) scripts/fuzz $(FOR)
 
+.PHONY: fleet
+fleet: ## 50 exporters and recordings, and the engines that find their culprits: Prometheus, ClickHouse, DuckDB
+	@scripts/fleet/run
+
 .PHONY: bench-wq
 bench-wq: ## what `whylate wq` costs, compared with existing tools (as root)
 	@scripts/install-deps bench

@@ -256,6 +256,101 @@ fn parquet_and_csv_have_the_same_rows() -> Result<()> {
     Ok(())
 }
 
+/// Lists the paths of all files below a directory, relative to it, in order.
+fn files_below(directory: &Path) -> Result<Vec<String>> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(directory)? {
+        let (path, entry) = (entry.as_ref().map(fs::DirEntry::path).unwrap_or_default(), entry?);
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if entry.file_type()?.is_dir() {
+            files.extend(files_below(&path)?.into_iter().map(|below| format!("{name}/{below}")));
+        } else {
+            files.push(name);
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+#[test]
+fn partitions_have_the_rows_of_their_host_and_day_once() -> Result<()> {
+    if !cfg!(feature = "parquet") {
+        println!("skipped: it is built without Parquet (--features parquet)");
+        return Ok(());
+    }
+    const HOSTILE: &str = "../../=x'\n*%2F";
+    let (directory, out) = (tempfile::tempdir()?, tempfile::tempdir()?);
+    // The second hour's snapshots start 0.5 s before midnight: one of its late events ends before, the others after it.
+    let to_midnight_ns = 13 * HOUR_NS - HOUR_NS / 3_600 / 2;
+    let fleet = out.path().join("fleet");
+    let export = |file: &Path| stdout_of(&["export", name(file), "--parquet", name(&fleet), "--partition"]);
+    for host in ["web1", HOSTILE] {
+        let file = fixtures::recording_of(directory.path(), host, to_midnight_ns)?;
+        export(&file)?;
+    }
+    let once = files_below(out.path())?;
+    let file = fixtures::recording_of(directory.path(), "web1", to_midnight_ns)?;
+    export(&file)?;
+    assert_eq!(files_below(out.path())?, once, "a second export replaces the first one");
+    let mut directories: Vec<&str> = once.iter().filter_map(|file| Some(file.rsplit_once('/')?.0)).collect();
+    directories.dedup();
+    let hostile = "host=..%2F..%2F%3Dx%27%0A%2A%252F";
+    let expected = ["2026-11-26", "2026-11-27"].into_iter();
+    let expected: Vec<String> =
+        expected.flat_map(|date| [hostile, "host=web1"].map(|host| format!("fleet/date={date}/{host}"))).collect();
+    assert_eq!(directories, expected);
+    assert_eq!(once.len(), 4 * 8, "{once:?}");
+    assert_eq!(mode(&fleet.join("date=2026-11-26/host=web1"))?, 0o700);
+    // A later recording of the host is beside the first one.
+    export(&fixtures::recording_of(directory.path(), "web1", to_midnight_ns + 24 * HOUR_NS)?)?;
+    assert_eq!(files_below(out.path())?.len(), 6 * 8);
+
+    let Some(python) = python()? else { return Ok(()) };
+    let query = "import duckdb, json, sys; duckdb.sql(\"SET TimeZone = 'UTC'\"); \
+        table = lambda name: f\"read_parquet('{sys.argv[1]}/date=*/host=*/{name}-*.parquet', hive_partitioning=true)\"; \
+        late = duckdb.sql(f'SELECT host, date::VARCHAR, count(*), count(DISTINCT event), sum(latency_ns)::UBIGINT, \
+            bool_and(ended::DATE = date) FROM {table(\"late\")} GROUP BY ALL ORDER BY ALL').fetchall(); \
+        ns = duckdb.sql(f'SELECT (SELECT sum(ns) FROM {table(\"causes\")})::UBIGINT, \
+            (SELECT sum(latency_ns) FROM {table(\"late\")} JOIN {table(\"snapshots\")} USING (host, recording, snapshot))::UBIGINT, \
+            (SELECT count(DISTINCT recording) FROM {table(\"snapshots\")})').fetchall(); \
+        print(json.dumps([late, ns]))";
+    let output = python.command().args(["-c", query, name(&fleet)]).output()?;
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let [rows, sums]: [Value; 2] = serde_json::from_slice(&output.stdout)?;
+    let ms = |ms: u64| json!(ms * MS);
+    // Of the four events of an hour (30, 40, 207 and 22 ms), the last one ended before midnight in the second hour.
+    let (whole, before, after) = (299, 22, 277);
+    let row = |host: &str, date: &str, events: u64, sum: u64| json!([host, date, events, events, ms(sum), true]);
+    assert_eq!(
+        rows,
+        json!([
+            row(HOSTILE, "2026-11-26", 5, whole + before),
+            row(HOSTILE, "2026-11-27", 3, after),
+            row("web1", "2026-11-26", 5, whole + before),
+            row("web1", "2026-11-27", 8, after + whole + before),
+            row("web1", "2026-11-28", 3, after),
+        ])
+    );
+    assert_eq!(sums, json!([[3 * 2 * whole * MS, 3 * 2 * whole * MS, 3]]));
+    Ok(())
+}
+
+#[test]
+fn partitions_are_for_whole_recordings_as_parquet() -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    let (file, out) = (recording(directory.path())?, directory.path().join("out"));
+    let csv = directory.path().join("t.csv");
+    let (status, said) = refused(&["export", name(&file), "-o", name(&csv), "--partition"])?;
+    ensure!(status == 2 && said.contains("--partition is for Parquet"), "{said}");
+    for span in [["--from", "10:00"], ["--to", "10:00"], ["--at", "10:00"]] {
+        let arguments = [&["export", name(&file), "--parquet", name(&out), "--partition"], &span[..]].concat();
+        let (status, said) = refused(&arguments)?;
+        ensure!(status == 2 && said.contains("whole recordings"), "{said}");
+    }
+    ensure!(!out.exists() && !csv.exists());
+    Ok(())
+}
+
 #[test]
 fn exports_part_of_a_recording() -> Result<()> {
     let directory = tempfile::tempdir()?;

@@ -3,6 +3,8 @@
 
 #[path = "serve/client.rs"]
 mod client;
+#[path = "serve/crowd.rs"]
+mod crowd;
 #[path = "serve/live.rs"]
 mod live;
 #[allow(dead_code)]

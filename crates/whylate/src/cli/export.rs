@@ -3,10 +3,11 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, anyhow};
 use clap::{ArgGroup, Args};
 use whylate_model::recording::Line;
 
+use crate::cli::UsageError;
 use crate::cli::arguments::Within;
 use crate::engine::replay::Replay;
 use crate::engine::ticks::{Lines, drive};
@@ -30,6 +31,8 @@ examples:
     whylate export web1.whylate -o web1.parquet/
     # query them
     duckdb -c \"FROM 'web1.parquet/causes.parquet'\"
+    # tables of a fleet: fleet.parquet/date=2026-11-26/host=web1/causes-....parquet, ...
+    whylate export web1.whylate -o fleet.parquet/ --partition
     # as CSV, for spreadsheets
     whylate export web1.whylate -o web1.csv/")]
 pub struct Arguments {
@@ -42,6 +45,10 @@ pub struct Arguments {
     /// .parquet/ or .csv/ for a directory of tables
     #[arg(short, long, value_name = "OUT")]
     output: Vec<PathBuf>,
+    /// Write Parquet tables to date=YYYY-MM-DD/host=NAME/ below the directory, which recordings of many hosts can share.
+    /// Exporting a recording again replaces its files
+    #[arg(long)]
+    partition: bool,
     /// Former spelling: a Perfetto trace with any name
     #[arg(long, value_name = "OUT", hide = true)]
     perfetto: Option<PathBuf>,
@@ -80,8 +87,15 @@ impl Arguments {
 /// Fails if the file is not a recording, has no snapshots within the span, or an output cannot be written.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let outputs = arguments.outputs()?;
-    let recording =
-        Recording { path: arguments.file.clone(), span: arguments.within.span(), speed: None, command: None };
+    let span = arguments.within.span();
+    if arguments.partition && !outputs.iter().any(|(form, _)| *form == Form::Parquet) {
+        return Err(UsageError(anyhow!("--partition is for Parquet: add -o DIR.parquet/")).into());
+    }
+    // A part would replace the files of the whole recording.
+    if arguments.partition && (span.from.is_some() || span.to.is_some()) {
+        return Err(UsageError(anyhow!("--partition writes whole recordings: omit --from, --to and --at")).into());
+    }
+    let recording = Recording { path: arguments.file.clone(), span, speed: None, command: None };
     let mut replay = Replay::of_lines(match outputs.iter().any(|(form, _)| *form == Form::Perfetto) {
         true => recording.play_with_clocks()?,
         false => recording.play()?,
@@ -89,6 +103,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let destination = Destination::for_recording(&arguments.file)?;
     let started = outputs.into_iter().map(|(form, path)| match form {
         Form::Perfetto => destination.perfetto(path, replay.header()),
+        Form::Parquet if arguments.partition => destination.partitions(path, replay.header()),
         Form::Parquet => destination.parquet(path),
         Form::Csv => destination.csv(path),
     });

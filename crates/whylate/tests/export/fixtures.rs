@@ -130,8 +130,30 @@ fn threads(hour: u64) -> Snapshot {
     snapshot
 }
 
+/// Moves a line in time.
+fn shifted(line: Line, by_ns: u64) -> Line {
+    match line {
+        Line::Header(of) => Line::Header(Header { start_unix_ns: of.start_unix_ns + by_ns, ..of }),
+        Line::Clock(of) => Line::Clock(Clock { at_unix_ns: of.at_unix_ns + by_ns, ..of }),
+        Line::Account(of) => Line::Account(Account { at_unix_ns: of.at_unix_ns + by_ns, ..of }),
+        Line::Gap(of) => Line::Gap(Gap { start_unix_ns: of.start_unix_ns + by_ns, ..of }),
+        Line::End(of) => Line::End(End { at_unix_ns: of.at_unix_ns + by_ns }),
+        Line::Snapshot(mut of) => {
+            of.start_unix_ns += by_ns;
+            of.late.iter_mut().for_each(|event| event.at_unix_ns += by_ns);
+            Line::Snapshot(of)
+        }
+        Line::Other => Line::Other,
+    }
+}
+
 /// Writes the recording.
 pub fn recording(directory: &Path) -> Result<PathBuf> {
+    recording_of(directory, "web1", 0)
+}
+
+/// Writes the recording as that of another host, later by this time.
+pub fn recording_of(directory: &Path, host: &str, later_ns: u64) -> Result<PathBuf> {
     let measured =
         |source: &str| Measured { source: source.to_owned(), backend: "made".to_owned(), ..Measured::default() };
     let header = Header {
@@ -139,7 +161,7 @@ pub fn recording(directory: &Path) -> Result<PathBuf> {
         schema: SCHEMA,
         whylate: "0.1.0".to_owned(),
         start_unix_ns: START_NS,
-        host: "web1".to_owned(),
+        host: host.to_owned(),
         boot_id: "a".to_owned(),
         cpus: 2,
         sources: vec![measured("wq"), measured("offcpu")],
@@ -176,6 +198,7 @@ pub fn recording(directory: &Path) -> Result<PathBuf> {
     for lines in frames {
         let mut frame = Frame::new()?;
         for line in lines {
+            let line = shifted(line, later_ns);
             let mut text = serde_json::to_vec(&line)?;
             text.push(b'\n');
             frame.add(&text, line.span_unix_ns())?;

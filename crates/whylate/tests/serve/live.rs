@@ -6,6 +6,7 @@ use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -83,6 +84,30 @@ fn injected_culprit_is_counted_and_kept() -> Result<()> {
     let shown = whylate(&["replay", &file.to_string_lossy(), "wq", "--why", "3ms"]).output()?;
     let shown = String::from_utf8_lossy(&shown.stdout);
     ensure!(shown.contains("bpf_wq_work"), "{shown}");
+    Ok(())
+}
+
+#[test]
+fn go_reads_the_profile() -> Result<()> {
+    let has_go = Command::new("go").arg("version").output().is_ok_and(|output| output.status.success());
+    if !has_go {
+        println!("skipped: there is no go");
+        return Ok(());
+    }
+    let Some(_lock) = lock_machine() else { return Ok(()) };
+    let served = Served::start(&["serve", "--sources", "wq"])?;
+    let profile = get(&served, "/debug/pprof/offcpu?seconds=1", "")?;
+    ensure!(profile.status == 200, "{profile:?}");
+    let directory = tempfile::tempdir()?;
+    let file = directory.path().join("offcpu.pb.gz");
+    fs::write(&file, &profile.body)?;
+    let mut go = Command::new("go");
+    go.args(["tool", "pprof", "-top"]).arg(&file).env("PPROF_TMPDIR", directory.path());
+    let output = go.stdin(Stdio::null()).output()?;
+    let printed = String::from_utf8_lossy(&output.stdout);
+    ensure!(output.status.success(), "{printed}{}", String::from_utf8_lossy(&output.stderr));
+    // A table of functions, of which every sleeping thread has this one.
+    ensure!(printed.contains("flat%") && printed.contains("schedule"), "{printed}");
     Ok(())
 }
 

@@ -1,19 +1,21 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! A real Prometheus reads the metrics: its checker finds no fault, and its quantiles are those of `whylate replay`.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::io::Write as _;
+use std::io::{Read as _, Write as _};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 
 use crate::RECORDING;
 use crate::client::{Received, Served, get};
+use crate::crowd;
 use crate::running::whylate;
 
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -57,16 +59,18 @@ impl Drop for Prometheus {
 impl Prometheus {
     /// Scrapes the exporter every second.
     fn scraping(served: &Served) -> Result<Self> {
+        Self::scraping_all(&[("whylate", &served.address)], "1s")
+    }
+
+    /// Scrapes these jobs, of one target each.
+    fn scraping_all(jobs: &[(&str, &str)], interval: &str) -> Result<Self> {
         let directory = tempfile::tempdir()?;
         let config = directory.path().join("prometheus.yml");
-        let target = &served.address;
-        fs::write(
-            &config,
-            format!(
-                "global: {{scrape_interval: 1s}}\n\
-                 scrape_configs: [{{job_name: whylate, static_configs: [{{targets: ['{target}']}}]}}]\n"
-            ),
-        )?;
+        let jobs = jobs
+            .iter()
+            .map(|(job, target)| format!("  - {{job_name: {job}, static_configs: [{{targets: ['{target}']}}]}}\n"));
+        let jobs: String = jobs.collect();
+        fs::write(&config, format!("global: {{scrape_interval: {interval}}}\nscrape_configs:\n{jobs}"))?;
         // A port that is free now.
         let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string();
         let process = tool("prometheus")
@@ -81,7 +85,6 @@ impl Prometheus {
     }
 
     fn get(&self, path: &str) -> Result<Value> {
-        use std::io::Read as _;
         let mut stream = std::net::TcpStream::connect(&self.address)?;
         stream.write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes())?;
         let mut received = String::new();
@@ -166,15 +169,110 @@ fn each_panel_of_the_dashboard_has_data() -> Result<()> {
     let dashboard = fs::read_to_string(packaged("grafana-dashboard.json"))?;
     let dashboard: Value = serde_json::from_str(&dashboard)?;
     let served = Served::replay(RECORDING, &[])?;
-    let prometheus = Prometheus::scraping(&served)?;
+    // The containers of one recording are those of which the kubelet reports pressure.
+    let directory = tempfile::tempdir()?;
+    let crowd = Served::replay(&crowd::recording(directory.path())?.to_string_lossy(), &[])?;
+    let kubelet = kubelet()?;
+    let jobs = [("whylate", &*served.address), ("containers", &*crowd.address), ("kubelet", &*kubelet)];
+    let prometheus = Prometheus::scraping_all(&jobs, "1s")?;
     let panels = dashboard["panels"].as_array().context("panels")?;
-    for panel in panels {
+    let panels: Vec<&Value> = panels.iter().filter(|panel| panel["type"] != "row").collect();
+    for panel in &panels {
         let expression = panel["targets"][0]["expr"].as_str().context("an expression")?;
         let variables = [("$__rate_interval", "10s"), ("$instance", ".*"), ("$job", "whylate")];
         let expression = variables.iter().fold(expression.to_owned(), |text, (name, value)| text.replace(name, value));
         prometheus.query(&expression).with_context(|| panel["title"].to_string())?;
     }
-    ensure!(panels.len() >= 9, "{} panels", panels.len());
+    ensure!(panels.len() >= 12, "{} panels", panels.len());
+    Ok(())
+}
+
+/// Serves the pressure of three containers, as a kubelet does. Returns the address.
+fn kubelet() -> Result<String> {
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let address = listener.local_addr()?.to_string();
+    let metric = "container_pressure_cpu_waiting_seconds_total";
+    let mut body = format!("# TYPE {metric} counter\n");
+    for culprit in 0..3 {
+        let (id, cgroup) = (crowd::container(culprit), crowd::cgroup(culprit));
+        let labels =
+            format!("container=\"app\",id=\"{cgroup}\",name=\"{id}\",namespace=\"shop\",pod=\"app-{culprit}\"");
+        body += &format!("{metric}{{{labels}}} {culprit}.5\n");
+    }
+    // It ends with the test program.
+    thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            let _ = stream.read(&mut [0; 4096]);
+            let head = "HTTP/1.0 200 OK\r\nContent-Type: text/plain; version=0.0.4\r\n\r\n";
+            let _ = stream.write_all(format!("{head}{body}").as_bytes());
+        }
+    });
+    Ok(address)
+}
+
+/// Returns the samples of a series: times and values.
+fn samples(series: &Value) -> Result<Vec<(f64, f64)>> {
+    let samples = series["values"].as_array().context("samples")?;
+    let sample = |of: &Value| Some((of[0].as_f64()?, of[1].as_str()?.parse().ok()?));
+    samples.iter().map(|of| sample(of).context("a sample")).collect()
+}
+
+fn now_seconds() -> Result<f64> {
+    Ok(SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?.as_secs_f64())
+}
+
+#[test]
+fn counters_fall_neither_in_overflow_nor_but_at_a_restart() -> Result<()> {
+    if !has_prometheus() {
+        return Ok(());
+    }
+    let directory = tempfile::tempdir()?;
+    let recording = crowd::recording(directory.path())?;
+    // A port that is free now, and after the restart.
+    let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string();
+    let arguments = ["replay", "--speed", "8", &recording.to_string_lossy(), "serve", "--listen", &address];
+    let mut served = Served::start(&arguments)?;
+    let prometheus = Prometheus::scraping_all(&[("whylate", &address)], "100ms")?;
+    let late = "whylate_late_seconds_total{source=\"offcpu\"}";
+    let total = crowd::total_seconds();
+    let has_all = format!("{late} > {}", total - 0.001);
+    prometheus.query(&has_all)?;
+    let stopped = now_seconds()?;
+    served.stop()?;
+    served = Served::start(&arguments)?;
+    let restarted = now_seconds()?;
+    ensure!(served.address == address, "{} is not {address}", served.address);
+    prometheus.query(&format!("{late} > 0 and {late} < {}", total - 0.001))?;
+    prometheus.query(&has_all)?;
+
+    let counters = "{__name__=~\"whylate_.*_total|whylate_wait_seconds_(count|sum|bucket)\"}[5m]";
+    let (mut restarts, mut names) = (0, BTreeSet::new());
+    let mut shown: BTreeMap<u64, usize> = BTreeMap::new();
+    for series in prometheus.query(counters)? {
+        let samples = samples(&series)?;
+        for pair in samples.windows(2) {
+            let [(before_s, before), (after_s, after)] = pair else { continue };
+            if after < before {
+                let is_restart = *before_s <= stopped + 1.0 && *after_s >= stopped;
+                ensure!(is_restart, "{} falls from {before} to {after}", series["metric"]);
+                restarts += 1;
+            }
+        }
+        if series["metric"]["__name__"] == "whylate_caused_seconds_total" {
+            names.insert(series["metric"]["who"].to_string());
+            samples.iter().for_each(|(at_s, _)| *shown.entry((at_s * 1e3) as u64).or_default() += 1);
+        }
+        // The sum of both runs has all delay once each.
+        if series["metric"]["__name__"] == "whylate_late_seconds_total" {
+            let last = samples.iter().rev().find(|(at_s, _)| *at_s <= stopped).context("a sample")?.1;
+            ensure!((last - total).abs() < 1e-6, "{last} s before the restart, of {total} s");
+        }
+    }
+    ensure!(restarts > 100, "{restarts} counters started again after {restarted}");
+    let most = shown.values().max().context("culprits")?;
+    ensure!(*most == 101, "{most} culprits at a time");
+    ensure!(names.len() > 101, "{} culprits in all: places do not change", names.len());
+    ensure!(number(&prometheus.query("min(whylate_series_overflow_total)")?[0])? > 0.0);
     Ok(())
 }
 
@@ -185,6 +283,24 @@ fn rules_fire_when_they_should() -> Result<()> {
     }
     let output = tool("promtool").args(["test", "rules"]).arg(packaged("rules-test.yml")).output()?;
     ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    Ok(())
+}
+
+/// The file of the rules' tests has the expressions of the panels about pressure, too.
+#[test]
+fn tested_expressions_are_those_of_the_dashboard() -> Result<()> {
+    let dashboard: Value = serde_json::from_str(&fs::read_to_string(packaged("grafana-dashboard.json"))?)?;
+    let tested = fs::read_to_string(packaged("rules-test.yml"))?;
+    let mut expressions = 0;
+    for panel in dashboard["panels"].as_array().context("panels")? {
+        let Some(expression) = panel["targets"][0]["expr"].as_str() else { continue };
+        if expression.contains("container_pressure") {
+            let expression = expression.replace("$__rate_interval", "5m").replace("$instance", ".*");
+            ensure!(tested.contains(&expression), "rules-test.yml does not have {expression}");
+            expressions += 1;
+        }
+    }
+    ensure!(expressions == 3, "{expressions} expressions");
     Ok(())
 }
 

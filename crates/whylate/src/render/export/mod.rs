@@ -4,6 +4,8 @@
 mod csv;
 #[cfg(feature = "parquet")]
 mod parquet;
+#[cfg(feature = "parquet")]
+mod partition;
 mod perfetto;
 mod tables;
 
@@ -36,6 +38,7 @@ pub trait Export {
 }
 
 /// Creates the files of an export. Refuses to overwrite the recording that is exported.
+#[derive(Clone, Copy, Debug)]
 pub struct Destination {
     recording: (u64, u64),
 }
@@ -75,7 +78,7 @@ impl Destination {
     /// # Errors
     /// Fails if the files cannot be created.
     pub fn csv(&self, directory: &Path) -> anyhow::Result<Box<dyn Export>> {
-        let files = self.tables(directory, "csv")?;
+        let files = self.tables(directory, "", "csv")?;
         Ok(Box::new(TableExport::new(Box::new(csv::Files::begin(files)?))))
     }
 
@@ -87,9 +90,28 @@ impl Destination {
         Ok(Box::new(TableExport::new(self.parquet_sink(directory)?)))
     }
 
+    /// Starts Parquet files in `date=YYYY-MM-DD/host=NAME/` below a directory, which recordings of many hosts can share.
+    ///
+    /// # Errors
+    /// Fails if the files cannot be created, or without the `parquet` feature.
+    pub fn partitions(&self, directory: &Path, header: &Header) -> anyhow::Result<Box<dyn Export>> {
+        open_directory_of_export(directory)?;
+        Ok(Box::new(TableExport::new(self.partition_sink(directory, header)?)))
+    }
+
+    #[cfg(feature = "parquet")]
+    fn partition_sink(&self, directory: &Path, header: &Header) -> anyhow::Result<Box<dyn Sink>> {
+        Ok(Box::new(partition::Partitions::new(*self, directory, header)))
+    }
+
+    #[cfg(not(feature = "parquet"))]
+    fn partition_sink(&self, directory: &Path, _header: &Header) -> anyhow::Result<Box<dyn Sink>> {
+        self.parquet_sink(directory)
+    }
+
     #[cfg(feature = "parquet")]
     fn parquet_sink(&self, directory: &Path) -> anyhow::Result<Box<dyn Sink>> {
-        Ok(Box::new(parquet::Files::begin(self.tables(directory, "parquet")?)?))
+        Ok(Box::new(parquet::Files::begin(self.tables(directory, "", "parquet")?, Table::columns)?))
     }
 
     #[cfg(not(feature = "parquet"))]
@@ -97,13 +119,17 @@ impl Destination {
         bail!("this whylate was built without Parquet (use --csv, or build it with --features parquet)")
     }
 
-    /// Creates a file for each table.
-    fn tables(&self, directory: &Path, extension: &str) -> anyhow::Result<Vec<PendingFile>> {
-        open_directory(directory)
-            .with_context(|| format!("cannot write to {}", printable(&directory.to_string_lossy())))?;
-        let path = |table: &Table| -> PathBuf { directory.join(format!("{}.{extension}", table.name())) };
+    /// Creates a file for each table, named after it, with a suffix before the extension.
+    fn tables(&self, directory: &Path, suffix: &str, extension: &str) -> anyhow::Result<Vec<PendingFile>> {
+        open_directory_of_export(directory)?;
+        let path = |table: &Table| -> PathBuf { directory.join(format!("{}{suffix}.{extension}", table.name())) };
         Table::ALL.iter().map(|table| self.begin(&path(table))).collect()
     }
+}
+
+/// Opens the directory, and names it if that fails.
+fn open_directory_of_export(directory: &Path) -> anyhow::Result<()> {
+    open_directory(directory).with_context(|| format!("cannot write to {}", printable(&directory.to_string_lossy())))
 }
 
 /// Creates the directory, accessible by its owner only, if it does not exist.

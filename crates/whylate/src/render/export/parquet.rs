@@ -44,9 +44,9 @@ enum TypedValues {
 }
 
 impl Files {
-    /// Starts the files, without rows.
-    pub fn begin(files: Vec<PendingFile>) -> Result<Self, ParquetError> {
-        let all = Table::ALL.into_iter().zip(files).map(|(table, file)| File::begin(table, file));
+    /// Starts the files, one per table with these columns, without rows.
+    pub fn begin(files: Vec<PendingFile>, columns: fn(Table) -> Vec<Column>) -> Result<Self, ParquetError> {
+        let all = Table::ALL.into_iter().zip(files).map(|(table, file)| File::begin(table, &columns(table), file));
         Ok(Files(all.collect::<Result<_, _>>()?))
     }
 }
@@ -66,8 +66,7 @@ impl Sink for Files {
 }
 
 impl File {
-    fn begin(table: Table, file: PendingFile) -> Result<File, ParquetError> {
-        let columns = table.columns();
+    fn begin(table: Table, columns: &[Column], file: PendingFile) -> Result<File, ParquetError> {
         let fields = columns.iter().map(|column| Ok(Arc::new(field(column)?)));
         let fields = fields.collect::<Result<Vec<_>, ParquetError>>()?;
         let schema = Type::group_type_builder(table.name()).with_fields(fields).build()?;

@@ -8,7 +8,7 @@ use std::borrow::Cow;
 
 use serde::Serialize;
 use whylate_model::path::PathSegment;
-use whylate_model::recording::Line;
+use whylate_model::recording::{Header, Line};
 use whylate_model::units::{is_printable, printable};
 use whylate_model::{ActorName, Cause, Histogram, Labels, LateEvent, Series, Snapshot, Stack};
 
@@ -75,6 +75,14 @@ pub enum Table {
 
 /// Writes rows as they come.
 pub trait Sink {
+    /// Begins another recording, where several follow each other in one file.
+    ///
+    /// # Errors
+    /// Fails if the rows of the previous one cannot be written.
+    fn begin_recording(&mut self, _header: &Header) -> anyhow::Result<()> {
+        Ok(())
+    }
+
     /// # Errors
     /// Fails if the row cannot be written.
     fn add(&mut self, table: Table, row: Row<'_>) -> anyhow::Result<()>;
@@ -422,7 +430,8 @@ impl Export for TableExport {
                 let span = (gap.start_unix_ns, Some(gap.duration_ns));
                 self.sink.add(Table::Lost, lost(None, "", span, &gap.reason, gap.count, true))?;
             }
-            Line::Header(_) | Line::Clock(_) | Line::End(_) | Line::Other => {}
+            Line::Header(header) => self.sink.begin_recording(header)?,
+            Line::Clock(_) | Line::End(_) | Line::Other => {}
         }
         Ok(())
     }
