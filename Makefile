@@ -16,6 +16,12 @@ target := $(or $(CARGO_TARGET_DIR),target)
 binary := $(target)/release/whylate
 static_triple := x86_64-unknown-linux-gnu
 arm64_triple := aarch64-unknown-linux-gnu
+# A static binary is the same wherever it was built: paths of this machine in it are replaced.
+cargo_home := $(or $(CARGO_HOME),$(HOME)/.cargo)
+static_flags = -C target-feature=+crt-static \
+    --remap-path-prefix=$(CURDIR)=/whylate --remap-path-prefix=$(cargo_home)=/cargo \
+    --remap-path-prefix=$$(rustc --print sysroot)/lib/rustlib/src/rust=/rustc/$$(rustc -vV | sed -n 's/^commit-hash: //p')
+static_cflags := -ffile-prefix-map=$(CURDIR)=/whylate -ffile-prefix-map=$(cargo_home)=/cargo
 
 bindir := $(DESTDIR)$(PREFIX)/bin
 mandir := $(DESTDIR)$(PREFIX)/share/man/man1
@@ -237,14 +243,15 @@ static: ## a static x86-64 binary: target/static/whylate
 	@scripts/install-deps static
 	@# A static glibc can load no NSS module, so nothing in whylate may look up a user or a host by name.
 	@# With --target, the flag holds for the program alone and not for build scripts and derive macros.
-	RUSTFLAGS='-C target-feature=+crt-static' \
+	RUSTFLAGS="$(static_flags)" CFLAGS="$(static_cflags)" \
 	    $(CARGO) build --release -p whylate --features static --target $(static_triple)
 	@$(MAKE) static-program FROM=$(target)/$(static_triple)/release/whylate TO=$(target)/static/whylate
 
 .PHONY: static-arm64
 static-arm64: ## the same for arm64, cross-built: target/static/whylate-arm64
 	@scripts/install-deps static arm64
-	CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc RUSTFLAGS='-C target-feature=+crt-static' \
+	CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc \
+	    RUSTFLAGS="$(static_flags)" CFLAGS="$(static_cflags)" \
 	    $(CARGO) build --release -p whylate --features static --target $(arm64_triple)
 	@$(MAKE) static-program FROM=$(target)/$(arm64_triple)/release/whylate TO=$(target)/static/whylate-arm64
 
