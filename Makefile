@@ -249,7 +249,7 @@ static: ## a static x86-64 binary: target/static/whylate
 
 .PHONY: static-arm64
 static-arm64: ## the same for arm64, cross-built: target/static/whylate-arm64
-	@scripts/install-deps static arm64
+	@scripts/install-deps static arm64-build
 	CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc \
 	    RUSTFLAGS="$(static_flags)" CFLAGS="$(static_cflags)" \
 	    $(CARGO) build --release -p whylate --features static --target $(arm64_triple)
@@ -261,6 +261,20 @@ static-program:
 	@needs=$$(readelf --dynamic $(TO) | sed -n 's/.*(NEEDED)//p'); \
 	if [ -n "$$needs" ]; then echo "static: the binary still needs: $$needs" >&2; exit 1; fi
 	@echo "$(TO): $$(stat -c %s $(TO)) bytes, needs no shared library"
+
+.PHONY: packages
+packages: static ## .deb, .rpm and .tar.gz for x86-64 and arm64, bills of materials and checksums: target/packages
+	@scripts/install-deps static packages
+	@# The arm64 files are left out, with a word about it, where the cross compiler or Rust's library for it cannot be had.
+	@rm -f $(target)/static/whylate-arm64
+	@if scripts/install-deps static arm64-build; then $(MAKE) static-arm64; fi
+	@scripts/packages
+
+.PHONY: test-packages
+test-packages: ## install, upgrade and purge the packages in clean Debian 12 and 13, check their contents, and measure from them (as root)
+	@test -s $(target)/packages/SHA256SUMS || $(MAKE) packages
+	@scripts/install-deps packages chroots metrics
+	@scripts/check-packages
 
 .PHONY: deny
 deny: ## check licenses, advisories and origins of all dependencies
