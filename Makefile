@@ -18,6 +18,12 @@ static_triple := x86_64-unknown-linux-gnu
 # `emulated` builds in half the time of `release`, and is slower: for programs that only tests in virtual machines run.
 STATIC_PROFILE ?= release
 arm64_triple := aarch64-unknown-linux-gnu
+# A static binary is the same wherever it was built: paths of this machine in it are replaced.
+cargo_home := $(or $(CARGO_HOME),$(HOME)/.cargo)
+static_flags = -C target-feature=+crt-static \
+    --remap-path-prefix=$(CURDIR)=/whylate --remap-path-prefix=$(cargo_home)=/cargo \
+    --remap-path-prefix=$$(rustc --print sysroot)/lib/rustlib/src/rust=/rustc/$$(rustc -vV | sed -n 's/^commit-hash: //p')
+static_cflags := -ffile-prefix-map=$(CURDIR)=/whylate -ffile-prefix-map=$(cargo_home)=/cargo
 
 bindir := $(DESTDIR)$(PREFIX)/bin
 mandir := $(DESTDIR)$(PREFIX)/share/man/man1
@@ -243,14 +249,15 @@ static: ## a static x86-64 binary: target/static/whylate
 	@scripts/install-deps static
 	@# A static glibc can load no NSS module, so nothing in whylate may look up a user or a host by name.
 	@# With --target, the flag holds for the program alone and not for build scripts and derive macros.
-	RUSTFLAGS='-C target-feature=+crt-static' \
+	RUSTFLAGS="$(static_flags)" CFLAGS="$(static_cflags)" \
 	    $(CARGO) build --profile $(STATIC_PROFILE) -p whylate --features static --target $(static_triple)
 	@$(MAKE) static-program FROM=$(target)/$(static_triple)/$(STATIC_PROFILE)/whylate TO=$(target)/static/whylate
 
 .PHONY: static-arm64
 static-arm64: ## the same for arm64, cross-built: target/static/whylate-arm64
-	@scripts/install-deps static arm64
-	CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc RUSTFLAGS='-C target-feature=+crt-static' \
+	@scripts/install-deps static arm64-build
+	CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc \
+	    RUSTFLAGS="$(static_flags)" CFLAGS="$(static_cflags)" \
 	    $(CARGO) build --profile $(STATIC_PROFILE) -p whylate --features static --target $(arm64_triple)
 	@$(MAKE) static-program FROM=$(target)/$(arm64_triple)/$(STATIC_PROFILE)/whylate TO=$(target)/static/whylate-arm64
 
@@ -260,6 +267,20 @@ static-program:
 	@needs=$$(readelf --dynamic $(TO) | sed -n 's/.*(NEEDED)//p'); \
 	if [ -n "$$needs" ]; then echo "static: the binary still needs: $$needs" >&2; exit 1; fi
 	@echo "$(TO): $$(stat -c %s $(TO)) bytes, needs no shared library"
+
+.PHONY: packages
+packages: static ## .deb, .rpm and .tar.gz for x86-64 and arm64, bills of materials and checksums: target/packages
+	@scripts/install-deps static packages
+	@# The arm64 files are left out, with a word about it, where the cross compiler or Rust's library for it cannot be had.
+	@rm -f $(target)/static/whylate-arm64
+	@if scripts/install-deps static arm64-build; then $(MAKE) static-arm64; fi
+	@scripts/packages
+
+.PHONY: test-packages
+test-packages: ## install, upgrade and purge the packages in clean Debian 12 and 13, check their contents, and measure from them (as root)
+	@test -s $(target)/packages/SHA256SUMS || $(MAKE) packages
+	@scripts/install-deps packages chroots metrics
+	@scripts/check-packages
 
 .PHONY: deny
 deny: ## check licenses, advisories and origins of all dependencies

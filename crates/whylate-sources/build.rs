@@ -10,6 +10,8 @@ use libbpf_cargo::SkeletonBuilder;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let out = PathBuf::from(env::var("OUT_DIR")?);
+    // BTF has the paths of sources: the program shall be the same wherever it is built.
+    let prefix_map = format!("-ffile-prefix-map={}=/whylate/crates/whylate-sources", env::var("CARGO_MANIFEST_DIR")?);
     // Directories are watched too, so that a new file is found.
     println!("cargo:rerun-if-changed=bpf");
     println!("cargo:rerun-if-changed=src");
@@ -22,7 +24,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         SkeletonBuilder::new()
             .source(&program)
             // v3 has the atomic compare-and-exchange and fetch instructions (kernel 5.12).
-            .clang_args(["-I", "bpf", "-mcpu=v3", "-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter"])
+            .clang_args(["-I", "bpf", "-mcpu=v3", "-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter", &prefix_map])
             .build_and_generate(&skeleton)
             .map_err(|error| format!("cannot build {}: {error:#} (is clang installed?)", program.display()))?;
     }

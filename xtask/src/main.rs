@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Runs commands on other kernels than the running one, for developers and CI.
+//! Runs commands on other kernels than the running one, and lists what packages contain, for developers and CI.
 
+mod embedded;
 mod host;
 mod initramfs;
 mod kernels;
@@ -27,6 +28,7 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum What {
+    Embedded(embedded::Arguments),
     Kernels(kernels::Arguments),
     Vm(vm::Arguments),
     Picture(picture::Arguments),
@@ -34,6 +36,7 @@ enum What {
 
 fn main() -> ExitCode {
     let outcome: Result<u8> = match Arguments::parse().what {
+        What::Embedded(arguments) => embedded::run(&arguments).map(|()| 0),
         What::Kernels(arguments) => kernels::run(&arguments).map(|()| 0),
         What::Vm(arguments) => vm::run(&arguments),
         What::Picture(arguments) => picture::run(&arguments).map(|()| 0),

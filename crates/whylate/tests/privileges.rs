@@ -69,6 +69,44 @@ fn said(setpriv: &[String], program: &Path, command: &str, pid: u32) -> Result<(
     Ok((output.status.code().unwrap_or(-1), String::from_utf8_lossy(&text).into_owned()))
 }
 
+/// Returns arguments of setpriv(1) that take capabilities away from root.
+fn taking(capabilities: &[&str]) -> [String; 2] {
+    let removed = options(capabilities, '-');
+    [format!("--bounding-set={removed}"), format!("--inh-caps={removed}")]
+}
+
+/// Returns what `whylate doctor` says is lost without a capability.
+fn loss(setpriv: &[String], program: &Path, capability: &str) -> Result<Option<String>> {
+    let output = Command::new("setpriv").args(setpriv).arg(program).arg("doctor").stdin(Stdio::null()).output()?;
+    let text = String::from_utf8(output.stdout)?;
+    let without = format!("without {capability}: ");
+    Ok(text.lines().find_map(|line| line.trim_start().strip_prefix(&without)).map(str::to_owned))
+}
+
+/// Whether root has a capability here: in some virtual machines and containers it lacks some.
+fn has(capability: &str) -> Result<bool> {
+    let output = Command::new("setpriv").arg("--dump").output()?;
+    let text = String::from_utf8(output.stdout)?;
+    let all = text.lines().find_map(|line| line.strip_prefix("Capability bounding set: ")).context("no bounding set")?;
+    Ok(all.split(',').any(|name| options(&[capability], '-') == format!("-{name}")))
+}
+
+/// Tests that `whylate doctor` names the commands of a capability's rows if it is missing.
+fn doctor_names_what_is_lost(capability: &str, rows: &[Vec<&'static str>], program: &Path) -> Result<()> {
+    let taken = quoted(rows[0][0]);
+    let said = loss(&taking(&taken), program, capability)?.context("doctor has no line of it")?;
+    for row in rows {
+        let command = quoted(row[1])[0].split(' ').nth(1).unwrap_or("overview");
+        ensure!(said.contains(command) || said.starts_with("nothing is lost"), "no {command} in: {said}");
+    }
+    ensure!(loss(&[], program, capability)?.is_none() == has(capability)?, "doctor is wrong about {capability} of root");
+    if let [_, substitute] = taken[..] {
+        let said = loss(&taking(&[capability]), program, capability)?.context("doctor has no line of it alone")?;
+        ensure!(said == format!("nothing is lost, because {substitute} is in effect"), "{said}");
+    }
+    Ok(())
+}
+
 /// Returns `None` and prints why if nothing can be tested here.
 fn share_as_root() -> Option<MachineLock> {
     if !geteuid().is_root() {
@@ -137,6 +175,7 @@ fn without(capability: &str) -> Result<()> {
     let program = directory.path().join("whylate");
     let rows: Vec<_> = rows(WITHOUT).into_iter().filter(|row| quoted(row[0])[0] == capability).collect();
     ensure!(!rows.is_empty(), "no row begins with {capability}");
+    doctor_names_what_is_lost(capability, &rows, &program)?;
     some_at_once(&rows, |row| try_row(row, &program))
 }
 
@@ -160,18 +199,22 @@ fn try_row(row: &[&'static str], program: &Path) -> Result<()> {
         // It prints a line once its submission thread runs.
         BufReader::new(ring.stdout.take().context("a pipe")?).read_line(&mut String::new())?;
     }
-    let removed = options(&taken, '-');
-    let setpriv = [format!("--bounding-set={removed}"), format!("--inh-caps={removed}")];
+    let setpriv = taking(&taken);
     let outcome = (|| {
         let (command, expected) = (quoted(command)[0], quoted(says).into_iter().next());
         let (ended, text) = said(&setpriv, program, command, sleeper.0.id())?;
-        println!("without {removed}: {command}: {ended}: {text}");
+        println!("without {taken:?}: {command}: {ended}: {text}");
         ensure!(ended.to_string() == status, "{command} ended with {ended}: {text}");
         match expected {
             Some(sentence) => {
                 ensure!(text.contains(sentence), "{command} does not say {sentence:?} but: {text}");
                 let (_, whole) = said(&[], program, command, sleeper.0.id())?;
                 ensure!(!whole.contains(sentence), "{command} says {sentence:?} with all capabilities, too");
+                // Another capability includes it.
+                if taken.len() > 1 {
+                    let (_, text) = said(&taking(&taken[..1]), program, command, sleeper.0.id())?;
+                    ensure!(!text.contains(sentence), "{command} says {sentence:?} without {} alone", taken[0]);
+                }
             }
             None => ensure!(!text.contains("CAP_") && !text.contains("ermitted"), "{command} says: {text}"),
         }

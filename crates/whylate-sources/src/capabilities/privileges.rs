@@ -6,18 +6,79 @@ use crate::kernel::credentials::in_initial_user_namespace;
 
 const LOCKDOWN: &str = "/sys/kernel/security/lockdown";
 
-/// Bit, name, and purpose in whylate.
-const USED: [(u32, &str, &str); 10] = [
-    (39, "CAP_BPF", "loads BPF programs; CAP_SYS_ADMIN does too"),
-    (38, "CAP_PERFMON", "lets them read the kernel; CAP_SYS_ADMIN does too"),
-    (21, "CAP_SYS_ADMIN", "stands in for CAP_BPF, CAP_PERFMON and CAP_CHECKPOINT_RESTORE"),
-    (34, "CAP_SYSLOG", "needed for where kernel functions are: irqsoff, all causes, and names in kernel stacks"),
-    (23, "CAP_SYS_NICE", "needed for real-time threads: timerlat and inject hog"),
-    (19, "CAP_SYS_PTRACE", "needed to read the rings of other users' processes without BPF"),
-    (40, "CAP_CHECKPOINT_RESTORE", "needed for the names in programs that were deleted; CAP_SYS_ADMIN does too"),
-    (2, "CAP_DAC_READ_SEARCH", "needed for the names in programs that only their users can read, and for tracefs"),
-    (14, "CAP_IPC_LOCK", "needed to keep memory from being paged out beyond ulimit -l"),
-    (24, "CAP_SYS_RESOURCE", "needed for BPF maps before 5.11 only"),
+/// A capability that whylate uses.
+struct Used {
+    bit: u32,
+    name: &'static str,
+    /// What does not work without it.
+    loss: &'static str,
+    /// Bit and name of another capability that includes it.
+    included_in: Option<(u32, &'static str)>,
+}
+
+const SYS_ADMIN: (u32, &str) = (21, "CAP_SYS_ADMIN");
+
+/// The capabilities that whylate uses, the most important one first.
+const USED: [Used; 10] = [
+    Used {
+        bit: 39,
+        name: "CAP_BPF",
+        loss: "no BPF program loads: the overview and run measure nothing",
+        included_in: Some(SYS_ADMIN),
+    },
+    Used {
+        bit: 38,
+        name: "CAP_PERFMON",
+        loss: "no BPF program may read the kernel: the overview and run measure nothing",
+        included_in: Some(SYS_ADMIN),
+    },
+    Used {
+        bit: SYS_ADMIN.0,
+        name: SYS_ADMIN.1,
+        loss: "offcpu --backend proc reads no kernel stacks, and code of other BPF programs may have an old name",
+        included_in: None,
+    },
+    Used {
+        bit: 34,
+        name: "CAP_SYSLOG",
+        loss: "no addresses of kernel functions: irqsoff measures only --timers, wq --why and other commands \
+               cannot distinguish disabled interrupts from running threads, and kernel stacks have addresses \
+               instead of names",
+        included_in: None,
+    },
+    Used {
+        bit: 23,
+        name: "CAP_SYS_NICE",
+        loss: "no real-time threads: timerlat refuses without -P o:0 and inject hog without --policy normal, and the \
+               overview has no timer latency",
+        included_in: None,
+    },
+    Used {
+        bit: 19,
+        name: "CAP_SYS_PTRACE",
+        loss: "sqpoll --backend fdinfo does not read the rings of processes with other users or more capabilities",
+        included_in: None,
+    },
+    Used {
+        bit: 40,
+        name: "CAP_CHECKPOINT_RESTORE",
+        loss: "offcpu does not name functions of programs that were deleted while they run",
+        included_in: Some(SYS_ADMIN),
+    },
+    Used {
+        bit: 2,
+        name: "CAP_DAC_READ_SEARCH",
+        loss: "offcpu does not name functions of programs that only another user can read, and users other than root \
+               do not read tracefs",
+        included_in: Some((1, "CAP_DAC_OVERRIDE")),
+    },
+    Used {
+        bit: 14,
+        name: "CAP_IPC_LOCK",
+        loss: "beyond ulimit -l, memory of whylate may be paged out, which timerlat measures too",
+        included_in: None,
+    },
+    Used { bit: 24, name: "CAP_SYS_RESOURCE", loss: "nothing is lost from Linux 5.11 on", included_in: None },
 ];
 
 /// Privileges of this process.
@@ -66,8 +127,8 @@ pub struct Privilege {
     pub name: &'static str,
     /// Whether the capability is effective.
     pub state: State,
-    /// Purpose of the capability in whylate.
-    pub purpose: &'static str,
+    /// What does not work without the capability.
+    pub loss: String,
 }
 
 /// A kernel setting.
@@ -97,12 +158,20 @@ fn effective(status: &str) -> Option<u64> {
 }
 
 fn privileges(effective: Option<u64>) -> Vec<Privilege> {
+    let has = |bit: u32| effective.is_some_and(|mask| mask & (1 << bit) != 0);
     let state = |bit: u32| match effective {
-        Some(mask) if mask & (1 << bit) != 0 => State::Yes,
+        Some(_) if has(bit) => State::Yes,
         Some(_) => State::No,
         None => State::Unknown,
     };
-    USED.iter().map(|&(bit, name, purpose)| Privilege { name, state: state(bit), purpose }).collect()
+    let of = |used: &Used| {
+        let loss = match used.included_in {
+            Some((bit, name)) if has(bit) => format!("nothing is lost, because {name} is in effect"),
+            _ => used.loss.to_owned(),
+        };
+        Privilege { name: used.name, state: state(used.bit), loss }
+    };
+    USED.iter().map(of).collect()
 }
 
 /// Determines the lockdown mode. `built_in`: whether the kernel has lockdown, if known.
@@ -187,6 +256,14 @@ mod tests {
             privileges(mask).into_iter().filter(|one| one.state == State::No).map(|one| one.name).collect();
         assert_eq!(missing, ["CAP_SYS_RESOURCE"]);
         assert!(privileges(effective("")).iter().all(|one| one.state == State::Unknown));
+    }
+
+    #[test]
+    fn nothing_is_lost_with_a_capability_that_includes_the_missing_one() {
+        let loss_of_bpf =
+            |mask: u64| privileges(Some(mask)).into_iter().find(|one| one.name == "CAP_BPF").map(|one| one.loss);
+        assert!(loss_of_bpf(1 << 21).is_some_and(|loss| loss == "nothing is lost, because CAP_SYS_ADMIN is in effect"));
+        assert!(loss_of_bpf(0).is_some_and(|loss| loss.contains("measure nothing")));
     }
 
     #[test]

@@ -103,7 +103,7 @@ fn capabilities(privileges: &Privileges) -> Vec<(&'static str, String)> {
         return vec![("capabilities", "unknown: /proc/self/status is not readable".to_owned())];
     }
     let first = if in_effect.is_empty() { "none".to_owned() } else { in_effect.join(" ") };
-    let missing = of(State::No).map(|one| ("", format!("not {}: {}", one.name, one.purpose)));
+    let missing = of(State::No).map(|one| ("", format!("without {}: {}", one.name, one.loss)));
     [("capabilities", first)].into_iter().chain(missing).collect()
 }
 
@@ -215,7 +215,7 @@ pub(super) mod tests {
     pub fn example() -> Capabilities {
         let yes = || Fact::yes("");
         let cpus = |list: &str, count| Some(CpuList { list: list.to_owned(), count: Some(count) });
-        let privilege = |name, state, purpose| Privilege { name, state, purpose };
+        let privilege = |name, state, loss: &str| Privilege { name, state, loss: loss.to_owned() };
         Capabilities {
             kernel: Kernel {
                 release: Some("6.12.1-\x1b[31mred".to_owned()),
@@ -246,9 +246,9 @@ pub(super) mod tests {
                 uid: 1000,
                 in_first_user_namespace: Some(true),
                 capabilities: vec![
-                    privilege("CAP_BPF", State::Yes, "loads BPF programs"),
-                    privilege("CAP_PERFMON", State::Yes, "lets them read the kernel"),
-                    privilege("CAP_SYSLOG", State::No, "needed for the names in kernel stacks"),
+                    privilege("CAP_BPF", State::Yes, "no BPF program loads"),
+                    privilege("CAP_PERFMON", State::Yes, "no BPF program may read the kernel"),
+                    privilege("CAP_SYSLOG", State::No, "kernel stacks have addresses instead of names"),
                 ],
             },
             lockdown: Fact::no("not in force"),

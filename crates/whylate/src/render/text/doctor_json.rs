@@ -21,7 +21,7 @@ fn object(found: &Capabilities) -> Value {
         .privileges
         .capabilities
         .iter()
-        .map(|one| (one.name.to_lowercase(), json!({"state": word(one.state), "purpose": one.purpose})))
+        .map(|one| (one.name.to_lowercase(), json!({"state": word(one.state), "loss": one.loss})))
         .collect();
     let sysctls: Map<String, Value> = found
         .sysctls
