@@ -130,8 +130,9 @@ class Prometheus:
     def __init__(self, processes, program, directory, targets, rules):
         version = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
         version = re.search(r"version (\d+)\.(\d+)\.(\d+)", version.stdout + version.stderr)
-        self.name = f"Prometheus {version[1]}.{version[2]}"
-        self.is_3 = int(version[1]) >= 3
+        # One that `go install` has built, for which scripts/fleet/run pins the version, does not know it.
+        self.name = f"Prometheus {version[1]}.{version[2]}" if version else "Prometheus 3"
+        self.is_3 = not version or int(version[1]) >= 3
         self.directory = directory
         os.makedirs(directory)
         # Native histograms: a setting since 3.8, a feature before.
