@@ -87,7 +87,8 @@ fn loss(setpriv: &[String], program: &Path, capability: &str) -> Result<Option<S
 fn has(capability: &str) -> Result<bool> {
     let output = Command::new("setpriv").arg("--dump").output()?;
     let text = String::from_utf8(output.stdout)?;
-    let all = text.lines().find_map(|line| line.strip_prefix("Capability bounding set: ")).context("no bounding set")?;
+    let all =
+        text.lines().find_map(|line| line.strip_prefix("Capability bounding set: ")).context("no bounding set")?;
     Ok(all.split(',').any(|name| options(&[capability], '-') == format!("-{name}")))
 }
 
@@ -99,7 +100,10 @@ fn doctor_names_what_is_lost(capability: &str, rows: &[Vec<&'static str>], progr
         let command = quoted(row[1])[0].split(' ').nth(1).unwrap_or("overview");
         ensure!(said.contains(command) || said.starts_with("nothing is lost"), "no {command} in: {said}");
     }
-    ensure!(loss(&[], program, capability)?.is_none() == has(capability)?, "doctor is wrong about {capability} of root");
+    ensure!(
+        loss(&[], program, capability)?.is_none() == has(capability)?,
+        "doctor is wrong about {capability} of root"
+    );
     if let [_, substitute] = taken[..] {
         let said = loss(&taking(&[capability]), program, capability)?.context("doctor has no line of it alone")?;
         ensure!(said == format!("nothing is lost, because {substitute} is in effect"), "{said}");
