@@ -263,6 +263,11 @@ impl Arguments {
             && (self.cgroup.is_none() || labels.get(CGROUP).is_some_and(is_below))
     }
 
+    /// Returns whether only some threads are asked for.
+    fn selects_threads(&self) -> bool {
+        self.pid.is_some() || [&self.comm, &self.thread, &self.cgroup].into_iter().any(Option::is_some)
+    }
+
     fn is_in_state(&self, stack: &Stack) -> bool {
         self.state.as_ref().is_none_or(|letters| letters.contains(stack.state.as_str()))
     }
@@ -310,6 +315,7 @@ impl Arguments {
             wakers: self.wakers,
             by_thread: self.by == By::Thread || self.blocked.is_some(),
             holders: self.blocked.is_some(),
+            objects_over_ns: self.blocked,
             max_depth: self.max_depth,
             classes: self.classes.as_deref().map_or_else(|| Ok(Classes::default()), read_classes)?,
             explain_over_ns: self.explain().why,
@@ -588,7 +594,15 @@ fn show(
     } else {
         let columns = terminal_columns();
         match arguments.blocked {
-            Some(least_ns) => blocked::write(&mut out, &snapshot, arguments.hide_idle, least_ns, columns)?,
+            Some(least_ns) => {
+                let choice = blocked::Shown {
+                    hide_idle: arguments.hide_idle,
+                    least_ns,
+                    is_selected: arguments.selects_threads(),
+                    is_verbose: arguments.verbosity.verbose,
+                };
+                blocked::write(&mut out, &snapshot, &choice, columns)?
+            }
             None if arguments.flat => flat::table(&snapshot, arguments.hide_idle, None).write(&mut out, columns)?,
             None => tree::write(&mut out, &snapshot, arguments.root(), arguments.hide_idle, columns)?,
         }
