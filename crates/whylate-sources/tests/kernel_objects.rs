@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What threads of this process wait for, and which process could end the wait: an object of each kind.
 
+#[allow(unsafe_code)]
 #[path = "kernel_objects/kinds.rs"]
 mod kinds;
 #[path = "kernel_objects/replaced.rs"]
@@ -8,11 +9,13 @@ mod replaced;
 mod support;
 
 use std::collections::HashMap;
-use std::process::Child;
+use std::env;
+use std::io::{BufRead as _, BufReader, Write as _, stdin};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use support::machine::lock::share_machine;
 use whylate_model::object::{Object, ObjectKind};
@@ -25,14 +28,63 @@ use kinds::{Expected, Waits};
 /// Maximum number of snapshots until all threads wait.
 const MAX_SNAPSHOTS: u32 = 40;
 
-fn options() -> OffcpuOptions {
+/// Set for the process that observes this one, as no process observes its own threads: the PID.
+const OBSERVED: &str = "WHYLATE_TEST_OBSERVED";
+
+fn options(pid: u32) -> OffcpuOptions {
     OffcpuOptions {
-        threads: Threads::of_process(std::process::id()),
+        threads: Threads::of_process(pid),
         by_thread: true,
         holders: true,
         objects_over_ns: Some(1),
         user_stacks: false,
         ..OffcpuOptions::default()
+    }
+}
+
+/// Prints a snapshot of the observed process for each line of input, if it is asked to.
+#[test]
+fn observer_process() -> Result<()> {
+    let Ok(pid) = env::var(OBSERVED) else { return Ok(()) };
+    let mut source = options(pid.parse()?).attach(&Session::of_one())?;
+    for _ in stdin().lines() {
+        println!("\n{}", serde_json::to_string(&source.snapshot()?)?);
+    }
+    Ok(())
+}
+
+/// A process that observes the threads of this one.
+struct Observer {
+    process: Child,
+    input: Option<ChildStdin>,
+    output: BufReader<ChildStdout>,
+}
+
+impl Observer {
+    fn start() -> Result<Self> {
+        let mut command = Command::new(env::current_exe()?);
+        command.args(["--exact", "observer_process", "--nocapture"]).env(OBSERVED, std::process::id().to_string());
+        let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        let output = BufReader::new(process.stdout.take().context("it has an output")?);
+        Ok(Observer { input: process.stdin.take(), process, output })
+    }
+
+    fn snapshot(&mut self) -> Result<Snapshot> {
+        writeln!(self.input.as_mut().context("it has an input")?)?;
+        loop {
+            let mut line = String::new();
+            ensure!(self.output.read_line(&mut line)? > 0, "the observer has ended");
+            if line.starts_with('{') {
+                return Ok(serde_json::from_str(&line)?);
+            }
+        }
+    }
+}
+
+impl Drop for Observer {
+    fn drop(&mut self) {
+        drop(self.input.take());
+        let _ = self.process.wait();
     }
 }
 
@@ -81,11 +133,11 @@ fn wrong(snapshot: &Snapshot, waits: &Waits, state: &str) -> Vec<String> {
 
 /// Takes snapshots until nothing is wrong.
 fn check(waits: &Waits, state: &str) -> Result<()> {
-    let mut source = options().attach(&Session::of_one())?;
+    let mut observer = Observer::start()?;
     let mut last = Vec::new();
     for _ in 0..MAX_SNAPSHOTS {
         thread::sleep(Duration::from_millis(50));
-        let snapshot = source.snapshot()?;
+        let snapshot = observer.snapshot()?;
         last = wrong(&snapshot, waits, state);
         if last.is_empty() {
             return Ok(());

@@ -14,13 +14,12 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::fstat;
 use rustix::thread::set_name;
 use whylate_model::object::{Object, ObjectKind};
-use whylate_sources::{Session, Source as _};
 
-use super::{options, share_machine};
+use super::{Observer, share_machine};
 
 const THREADS: u64 = 24;
 /// Number of objects that have to be seen, and the longest time for that.
-const OBJECTS: u64 = 300;
+const OBJECTS: u64 = 200;
 const OBJECTS_THOROUGH: u64 = 10_000;
 const MAX_TIME: Duration = Duration::from_secs(120);
 
@@ -83,12 +82,12 @@ fn reused_descriptors_have_no_wrong_names() -> Result<()> {
 
 /// Compares objects until there were enough.
 fn watch(wanted: u64) -> Result<()> {
-    let mut source = options().attach(&Session::of_one())?;
+    let mut observer = Observer::start()?;
     let (mut seen, began) = (0, Instant::now());
     let max_time = MAX_TIME * if wanted > OBJECTS { 10 } else { 1 };
     while seen < wanted {
         ensure!(began.elapsed() < max_time, "only {seen} objects in {max_time:?}");
-        for stack in source.snapshot()?.stacks {
+        for stack in observer.snapshot()?.stacks {
             let name = &stack.labels["thread"];
             let is_worker = name.len() > 1 && name[1..].bytes().all(|byte| byte.is_ascii_digit());
             let Some(object) = stack.object.filter(|_| is_worker) else { continue };
