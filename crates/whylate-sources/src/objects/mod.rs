@@ -203,7 +203,7 @@ impl<'a> Reader<'a> {
                 return false;
             }
             let described = match lead {
-                Lead::Socket { inode } => networks.describe(waiter.pid, *inode, &others),
+                Lead::Socket { inode } => networks.describe(waiter.pid, *inode, &others, &self.budget),
                 Lead::Listener { inode, name } => networks.describe_connecting(waiter.pid, *inode, name),
                 _ => return true,
             };

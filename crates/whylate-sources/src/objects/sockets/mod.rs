@@ -13,6 +13,7 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use whylate_model::name::into_bounded;
 use whylate_model::object::{Object, ObjectKind};
 
+use super::budget::Budget;
 use super::lead::Lead;
 use inet::Inet;
 pub(super) use unix::name_of as unix_name;
@@ -96,6 +97,7 @@ impl Networks {
         pid: u32,
         inode: u64,
         others: &HashMap<String, u32>,
+        budget: &Budget,
     ) -> Option<(Object, Option<Lead>)> {
         let link = namespace_of(pid)?;
         let network = self.network(pid, &link)?;
@@ -105,7 +107,8 @@ impl Networks {
         let row = network.inet.find(inode)?;
         let mut peer = network.inet.peer_of(&row);
         if peer.is_none() {
-            let others = others.iter().filter(|(other, _)| **other != link);
+            // The lists of a namespace are long where it has many sockets.
+            let others = others.iter().filter(|(other, _)| **other != link && budget.has_time());
             let found = others.filter_map(|(other, &pid)| self.network(pid, other)?.inet.peer_of_other(&row));
             let found: Vec<u64> = found.collect();
             // Addresses of private networks may be used twice.
