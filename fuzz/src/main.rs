@@ -123,7 +123,9 @@ const TARGETS: &[(&str, Target)] = &[
     ("small_files", |bytes| fuzzing::small_files(&text(bytes))),
     ("stat", |bytes| fuzzing::stat(&text(bytes))),
     ("timerlat_samples", fuzzing::timerlat_samples),
+    ("unix_sockets", fuzzing::unix_sockets),
     ("waits", fuzzing::waits),
+    ("waits_in_proc", |bytes| fuzzing::waits_in_proc(&text(bytes))),
     ("work_items", fuzzing::work_items),
     ("classes", |bytes| {
         let _ = Classes::parse(&text(bytes));

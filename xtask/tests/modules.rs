@@ -323,7 +323,7 @@ fn adding_a_source_touches_the_files_that_the_architecture_lists() -> Result<()>
     let row = touched("a source")?;
     let listed = ["sources/mod.rs", "lib.rs", "cli/parser.rs", "cli/mod.rs", "render/text/mod.rs"];
     let is_listed = |place: &&str| listed.iter().any(|end| place.ends_with(end) && row.contains(&format!("`{end}`")));
-    let unlisted: Vec<&str> = places.iter().copied().filter(|place| !is_listed(&place)).collect();
+    let unlisted: Vec<&str> = places.iter().copied().filter(|place| !is_listed(place)).collect();
     ensure!(unlisted.is_empty() && places.len() == listed.len(), "every source is named in {places:?}");
     Ok(())
 }

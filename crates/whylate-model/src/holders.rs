@@ -5,6 +5,8 @@ use std::collections::{HashMap, HashSet};
 
 use serde::{Deserialize, Serialize};
 
+use crate::units::{format_ns, printable};
+
 /// Maximum number of links of a chain; a longer one is marked as cut.
 pub const MAX_LINKS: usize = 32;
 
@@ -54,6 +56,34 @@ pub struct Holder {
     /// Work item that the holder runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub handler: Option<String>,
+}
+
+impl Holder {
+    /// Returns whether the holder is stopped, traced or frozen: it goes on only if somebody lets it.
+    pub fn is_stopped(&self) -> bool {
+        matches!(self.state.as_str(), "T" | "t" | "F")
+    }
+
+    /// Renders what the holder does, and its time off CPU; empty if it is not known which thread of a process it is.
+    pub fn activity(&self) -> String {
+        let for_long = match self.off_cpu_ns {
+            0 => String::new(),
+            ns => format!(" for {}", format_ns(ns)),
+        };
+        match (self.state.as_str(), self.off_cpu_ns, &self.syscall) {
+            ("", ..) => String::new(),
+            ("R", 0, _) => "running".to_owned(),
+            ("R", _, _) => format!("waiting for a CPU{for_long}"),
+            // A stopped thread does not wait in the system call in which it was stopped.
+            ("T", ..) => format!("stopped by a signal{for_long}"),
+            ("t", ..) => format!("stopped by a tracer{for_long}"),
+            ("F", ..) => format!("frozen{for_long}"),
+            ("Z" | "X", ..) => "exited".to_owned(),
+            (_, _, Some(call)) => format!("in {}{for_long}", printable(call)),
+            ("D", _, None) => format!("in uninterruptible sleep{for_long}"),
+            _ => format!("asleep{for_long}"),
+        }
+    }
 }
 
 /// One link of a chain: a lock and its holder.

@@ -19,6 +19,7 @@ mod labels;
 pub mod late;
 pub mod merge;
 pub mod name;
+pub mod object;
 pub mod occupancy;
 pub mod overview;
 pub mod own;

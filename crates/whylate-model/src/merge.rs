@@ -168,9 +168,10 @@ impl SeriesIndex {
 fn add_stacks(sum: &mut Snapshot, next: &[Stack]) -> u64 {
     let mut known: HashMap<u64, Vec<usize>> = HashMap::new();
     for (at, stack) in sum.stacks.iter_mut().enumerate() {
-        // Ages and holders are those of the threads at the end.
+        // Ages, holders and objects are those of the threads at the end.
         stack.age = crate::Histogram::default();
         stack.waits_for = None;
+        stack.object = None;
         known.entry(stack.place_hash()).or_default().push(at);
     }
     let mut dropped = 0;
@@ -184,6 +185,7 @@ fn add_stacks(sum: &mut Snapshot, next: &[Stack]) -> u64 {
                 into.waits = into.waits.saturating_add(stack.waits);
                 into.age.merge(&stack.age);
                 into.waits_for = stack.waits_for.clone().or(into.waits_for.take());
+                into.object = stack.object.clone().or(into.object.take());
             }
             None if sum.stacks.len() >= MAX_ENTRIES => dropped += 1,
             None => {

@@ -13,7 +13,8 @@ use serde_json::{Value, json};
 use crate::blame::{Evidence, TimerEvidence};
 use crate::cgroup::Cgroup;
 use crate::diff::Diff;
-use crate::holders::Chain;
+use crate::holders::{Chain, Holder};
+use crate::object::{Object, ObjectKind, Peer, UnfinishedWait};
 use crate::overview::Overview;
 use crate::path::PathSegment;
 use crate::path::budget::ProgramReport;
@@ -100,6 +101,29 @@ fn committed_schema_is_that_of_the_types() {
     );
 }
 
+/// Returns an object with all optional fields.
+fn object() -> Object {
+    let text = || Some("text".to_owned());
+    Object {
+        kind: ObjectKind::AnyOf,
+        path: text(),
+        is_deleted: true,
+        inode: Some(1),
+        local: text(),
+        remote: text(),
+        state: text(),
+        address: Some(2),
+        id: Some(3),
+        mount: text(),
+        expires_in_ns: Some(4),
+        timeout_ns: Some(5),
+        peers: vec![Peer { process: Holder { who: "server:5".to_owned(), ..Holder::default() }, others: 6 }],
+        other_peers: 7,
+        any_of: vec![Object::new(ObjectKind::Pipe)],
+        other_objects: 8,
+    }
+}
+
 /// Returns a snapshot with all optional fields.
 fn full(source: &str) -> Snapshot {
     let labels = || BTreeMap::from([("name".to_owned(), "value".to_owned())]);
@@ -123,6 +147,7 @@ fn full(source: &str) -> Snapshot {
         user: frames(),
         waker: Some(Waker { by: WokenBy::Thread, labels: labels(), kernel: frames(), user: frames() }),
         waits_for: Some(Chain::default()),
+        object: Some(object()),
     };
     let cgroup = Cgroup { path: "/a".to_owned(), container: Some("f".repeat(64)) };
     let segment = PathSegment {
@@ -197,7 +222,8 @@ fn other_lines_and_outputs_are_valid() {
         valid("RecordingLine", of(line));
     }
     valid("Overview", json!(Overview::default()));
-    valid("ProgramReport", json!(ProgramReport::default()));
+    let unfinished = vec![UnfinishedWait { waiter: "client:6".into(), via: "read".to_owned(), object: object() }];
+    valid("ProgramReport", json!(ProgramReport { unfinished, ..ProgramReport::default() }));
     valid("CommandReport", json!(CommandReport { is_born: Some(true), ..CommandReport::default() }));
     valid("Diff", json!(Diff::default()));
 }

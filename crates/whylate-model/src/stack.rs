@@ -6,6 +6,7 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use serde::{Deserialize, Serialize};
 
 use crate::holders::Chain;
+use crate::object::Object;
 use crate::wait::Wait;
 use crate::{Histogram, Labels};
 
@@ -43,6 +44,9 @@ pub struct Stack {
     /// Holders that the thread waits for at the end of the span, if enabled and known to the kernel.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waits_for: Option<Chain>,
+    /// What the thread waits for at the end of the span, if enabled and known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub object: Option<Object>,
 }
 
 impl Stack {

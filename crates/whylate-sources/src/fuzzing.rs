@@ -12,6 +12,7 @@ pub use crate::kernel::cgroups::fuzzing::cgroups;
 pub use crate::kernel::symbols::fuzzing::kallsyms;
 use crate::kernel::tracefs::ring_page::Page;
 use crate::kernel::{clock, cpus};
+pub use crate::objects::fuzzing::{unix_sockets, waits_in_proc};
 pub use crate::offcpu::fuzzing::{elf_in, maps, mountinfo, perf_map, places, stat};
 pub use crate::runnable::fuzzing::waits;
 pub use crate::sqpoll::fuzzing::{fdinfo, looks};

@@ -14,6 +14,7 @@ pub mod irqsoff;
 pub mod kernel;
 #[cfg(test)]
 mod lost_reasons;
+mod objects;
 pub mod offcpu;
 pub mod paths;
 mod runnable;

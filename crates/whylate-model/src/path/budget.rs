@@ -24,6 +24,7 @@ use super::history::{Name, Waker};
 use super::sums::Sums;
 use super::walk::walk_for_sums;
 use super::{Actor, CpuTimeline, Finding, Limits, Names, PathSegment, Query, Segment};
+use crate::object::UnfinishedWait;
 use crate::wait::{CallWaits, Stop, WaitClass, is_sleep, of_syscall};
 use crate::{CauseKind, Histogram};
 
@@ -77,6 +78,9 @@ pub struct ProgramReport {
     /// Time budget of the program's threads.
     #[serde(flatten)]
     pub budget: Budget,
+    /// What threads wait for at the end, as far as it is known.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unfinished: Vec<UnfinishedWait>,
     /// Throttled time of the program's cgroups and their ancestors (CPU quota), over all CPUs, in nanoseconds.
     pub throttled: BTreeMap<String, u64>,
     /// Lost events, by reason.

@@ -3,6 +3,7 @@
 
 use crate::holders::MAX_LINKS;
 use crate::import::DEEPEST;
+use crate::object::Object;
 use crate::path::DEEPEST as DEEPEST_PATH;
 use crate::{LateEvent, Snapshot, Stack};
 
@@ -16,6 +17,7 @@ pub(super) fn is_credible_stack(stack: &Stack) -> bool {
     let of_waker = stack.waker.iter().flat_map(|waker| [&waker.kernel, &waker.user]);
     [&stack.kernel, &stack.user].into_iter().chain(of_waker).all(|frames| is_stack(frames))
         && stack.waits_for.as_ref().is_none_or(|chain| chain.links.len() <= MAX_LINKS)
+        && stack.object.as_ref().is_none_or(Object::is_credible)
 }
 
 fn is_credible_event(event: &LateEvent) -> bool {

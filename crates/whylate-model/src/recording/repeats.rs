@@ -187,7 +187,8 @@ impl Repeats {
         if !is_credible_stack(&stack) {
             return None;
         }
-        let place = Stack { samples: 0, weight_ns: 0, waits: 0, age: Histogram::default(), waits_for: None, ..stack };
+        let age = Histogram::default();
+        let place = Stack { samples: 0, weight_ns: 0, waits: 0, age, waits_for: None, object: None, ..stack };
         let [without, with_age] = [Histogram::default(), Histogram::from_iter([1])]
             .map(|age| serde_json::to_vec(&Stack { age, ..place.clone() }));
         let (without, with_age) = (without.ok()?, with_age.ok()?);
@@ -289,6 +290,7 @@ mod tests {
                 kernel: frames,
                 waker: waker.then(|| Waker { by: WokenBy::Interrupt, ..Waker::default() }),
                 waits_for: None,
+                object: None,
             },
         )
     }

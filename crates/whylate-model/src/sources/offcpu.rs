@@ -38,6 +38,10 @@ pub static OFFCPU: Card = Card {
             "a lock's holder has ended or is outside this PID namespace; it is not named (--blocked)",
         ),
         reason("names_full", "the names of all stacks took too much memory; stacks lack outer frames ([cut])"),
+        reason(
+            "objects_unread",
+            "what a thread waits for was not read: too many waits, no time left, or the thread ran meanwhile (--blocked)",
+        ),
         reason("places_full", "the table of call sites was full"),
         reason("processes_full", "the table of processes was full"),
         reason("rules_full", "there was no room for a frame's unwind rule; the stack ends in [unwound partly]"),

@@ -19,6 +19,7 @@ pub(crate) mod loaded_code;
 pub(crate) mod lock;
 pub mod mapped;
 pub mod memory;
+pub(crate) mod mounts;
 pub(crate) mod need;
 pub mod passed_sockets;
 pub(crate) mod percpu;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Directories and texts of `/proc`.
 
-use std::fs;
-use std::io;
+use std::fs::{self, File};
+use std::io::{self, Read as _};
 use std::path::Path;
 
 /// Returns the entries of a directory that are numbers, such as PIDs and descriptors.
@@ -16,6 +16,13 @@ pub(crate) fn numbers(directory: &Path) -> io::Result<Vec<u32>> {
 pub(crate) fn text(path: impl AsRef<Path>) -> io::Result<String> {
     let bytes = fs::read(path)?;
     Ok(String::from_utf8(bytes).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
+}
+
+/// Reads at most `max_bytes` of a text.
+pub(crate) fn text_at_most(path: impl AsRef<Path>, max_bytes: u64) -> io::Result<String> {
+    let mut bytes = Vec::new();
+    File::open(path)?.take(max_bytes).read_to_end(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 #[cfg(test)]

@@ -20,6 +20,7 @@ use super::{INFO, OffcpuOptions, TRACE, tracers};
 use crate::kernel::attach::{Meter, PlainData};
 use crate::kernel::clock;
 use crate::kernel::pid_namespace;
+use crate::objects::{self, Waiter};
 use crate::source::session::Session;
 use crate::source::{AttachError, Attached};
 
@@ -38,6 +39,8 @@ pub struct AttachedOffcpu {
     backend: &'static str,
     /// Whether holders are looked up.
     has_holders: bool,
+    /// Shortest wait of which the object is looked up.
+    objects_over_ns: Option<u64>,
     /// Limitations of this backend on this machine.
     limitations: Option<String>,
 }
@@ -65,6 +68,7 @@ impl AttachedOffcpu {
             rate_hz: options.budget_ppm.is_none().then_some(options.rate_hz),
             backend,
             has_holders: options.holders,
+            objects_over_ns: options.objects_over_ns,
             limitations: (!limitations.is_empty()).then(|| limitations.join("; ")),
         })
     }
@@ -74,9 +78,7 @@ impl AttachedOffcpu {
         self.met
     }
 
-    /// Returns the stacks, the number of threads that wait for a holder that the walk has not seen, and the threads in
-    /// uninterruptible sleep.
-    fn stacks(&mut self, interval: &SampledInterval) -> (Vec<Stack>, u64, Vec<Sleeper>) {
+    fn blocked(&mut self, interval: &SampledInterval) -> Blocked {
         let mut stacks = self.namer.stacks(interval);
         let mut holders = Holders::new(&interval.holders, self.namer.kernel());
         let mut file_locks = None;
@@ -99,10 +101,56 @@ impl AttachedOffcpu {
         for (place, ages) in ages {
             stacks[place].age = ages.into_iter().collect();
         }
+        let unread_objects = self.objects_over_ns.map_or(0, |over_ns| add_objects(interval, &mut stacks, over_ns));
         stacks.iter_mut().for_each(tracers::append_tracer);
         stacks.sort_by_key(|stack| std::cmp::Reverse(stack.weight_ns));
-        (stacks, unseen_holders, uninterruptible)
+        Blocked { stacks, unseen_holders, unread_objects, uninterruptible }
     }
+}
+
+/// Stacks, and what their threads wait for.
+struct Blocked {
+    stacks: Vec<Stack>,
+    /// Number of threads that wait for a holder that the walk has not seen.
+    unseen_holders: u64,
+    /// Number of threads with an object that was not read.
+    unread_objects: u64,
+    /// Threads in uninterruptible sleep.
+    uninterruptible: Vec<Sleeper>,
+}
+
+/// Adds the objects of waits of at least `over_ns`, those of threads that are not idle by design first. Returns the number
+/// of those that were not read.
+fn add_objects(interval: &SampledInterval, stacks: &mut [Stack], over_ns: u64) -> u64 {
+    let mut waits: Vec<(usize, Waiter)> = Vec::new();
+    for (place, thread) in &interval.threads {
+        let stack = &stacks[*place];
+        if interval.ended_ns.saturating_sub(thread.since_ns) < over_ns || !may_have_object(stack) {
+            continue;
+        }
+        let label = |name: &str| stack.labels.get(name).map(String::as_str);
+        let Some(pid) = label("pid").and_then(|pid| pid.parse().ok()) else { continue };
+        let Some(syscall) = label("syscall") else { continue };
+        let (kernel, syscall) = (stack.kernel.clone(), syscall.to_owned());
+        waits.push((*place, Waiter { pid, tid: thread.shown, switches: thread.switches, syscall, kernel }));
+    }
+    let is_idle = |place: usize| stacks[place].wait.as_ref().is_some_and(|wait| wait.class == WaitClass::Idle);
+    waits.sort_by_key(|(place, _)| is_idle(*place));
+    let (places, waiters): (Vec<usize>, Vec<Waiter>) = waits.into_iter().unzip();
+    let objects = objects::read(waiters);
+    for (place, object) in places.into_iter().zip(objects.found) {
+        stacks[place].object = object;
+    }
+    objects.unread
+}
+
+/// Returns whether the system call of a thread may designate what it waits for, and no holder is known.
+fn may_have_object(stack: &Stack) -> bool {
+    use WaitClass::{Cpu, Memory, OnCpu, PageFault, Stopped, Throttled, Timer};
+    let has_none = |class| matches!(class, Cpu | Memory | OnCpu | PageFault | Stopped | Throttled | Timer);
+    stack.waits_for.is_none()
+        && !stack.labels.contains_key("kernel")
+        && stack.wait.as_ref().is_some_and(|wait| !has_none(wait.class))
 }
 
 /// Returns the threads in uninterruptible sleep for longer than the limit, the longest first.
@@ -143,14 +191,15 @@ impl Attached for AttachedOffcpu {
         snapshot.duration_ns = interval.ended_ns - interval.began_ns;
         snapshot.pid_namespace = pid_namespace::own();
         snapshot.ended_ns = interval.ended_ns;
-        let unseen_holders;
-        (snapshot.stacks, unseen_holders, snapshot.uninterruptible) = self.stacks(&interval);
+        let Blocked { stacks, unseen_holders, unread_objects, uninterruptible } = self.blocked(&interval);
+        (snapshot.stacks, snapshot.uninterruptible) = (stacks, uninterruptible);
         let unread: u64 = interval.memory.values().map(|process| process.take_unread()).sum();
         for &(reason, count) in &interval.lost {
             *snapshot.lost.entry(reason.to_owned()).or_default() += count;
         }
         *snapshot.lost.entry("unread_files".to_owned()).or_default() += unread;
         snapshot.lost.insert("holders_unmet".to_owned(), unseen_holders);
+        snapshot.lost.insert("objects_unread".to_owned(), unread_objects);
         snapshot.lost.insert("names_full".to_owned(), self.namer.take_cut());
         self.meter.report(interval.statistics, &mut snapshot);
         self.met = interval.met;

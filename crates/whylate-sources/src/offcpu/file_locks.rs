@@ -6,19 +6,18 @@
 //! in between.
 
 use std::collections::{HashMap, HashSet};
-use std::fs::{self, File};
-use std::io::{self, Read as _};
+use std::fs;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use whylate_model::ActorName;
-use whylate_model::holders::{Chain, End, Holder, Link, Lock, MAX_LINKS};
+use whylate_model::holders::{Chain, End, Link, Lock, MAX_LINKS};
 use whylate_model::name::into_bounded;
 
-use crate::kernel::{clock, pid_namespace, proc, syscalls};
+use crate::kernel::{clock, pid_namespace, proc};
+use crate::objects::ProcessNow;
 
 /// Maximum number of bytes of `/proc/locks`, which the kernel writes under a lock that all lockers take, and of the
 /// `fdinfo` of a descriptor, which lists each lock of the process on its file.
@@ -40,7 +39,7 @@ pub(super) struct FileLocks {
     /// threads waits for which is not known.
     waits: HashMap<u32, usize>,
     held: Vec<Held>,
-    holders: HashMap<u32, Process>,
+    holders: HashMap<u32, ProcessNow>,
     /// Number of links of all chains so far.
     links: usize,
 }
@@ -50,13 +49,6 @@ pub(super) struct FileLocks {
 struct Held {
     holder: u32,
     path: String,
-}
-
-/// Current state of a process. If it has several threads, it is not known which of them holds the lock, or waits.
-#[derive(Clone, Debug)]
-struct Process {
-    now: Holder,
-    has_several_threads: bool,
 }
 
 /// What is left for looking at descriptors.
@@ -138,7 +130,7 @@ impl FileLocks {
     }
 
     fn read_here() -> Self {
-        let text = read_at_most("/proc/locks", MAX_LOCKS_BYTES).unwrap_or_default();
+        let text = proc::text_at_most("/proc/locks", MAX_LOCKS_BYTES).unwrap_or_default();
         let locks = waited_for(&text);
         let wanted: HashSet<&str> = locks.iter().map(|(lock, _)| lock.text).collect();
         let mut room = Room { descriptors: MAX_DESCRIPTORS, until_ns: clock::thread_cpu_ns() + MAX_CPU_NS };
@@ -151,7 +143,7 @@ impl FileLocks {
             let found =
                 taker.or_else(|| all.get_or_insert_with(|| openers(&wanted, &mut room)).get(lock.text).cloned());
             let Some(held) = found else { continue };
-            files.holders.entry(held.holder).or_insert_with(|| Process::now(held.holder));
+            files.holders.entry(held.holder).or_insert_with(|| ProcessNow::read(held.holder));
             let index = files.held.len();
             files.held.push(held);
             for &waiter in waiters {
@@ -189,24 +181,6 @@ impl FileLocks {
         }
         self.links += chain.links.len();
         (!chain.links.is_empty()).then_some(chain)
-    }
-}
-
-impl Process {
-    fn now(pid: u32) -> Self {
-        let of = |file: &str| proc::text(format!("/proc/{pid}/{file}")).unwrap_or_default();
-        let stat = of("stat");
-        // The first field after the name is the third, the state; the 20th is the number of threads (proc_pid_stat(5)).
-        let fields: Vec<&str> = stat.rsplit_once(") ").map_or("", |(_, fields)| fields).split(' ').collect();
-        let has_several_threads = fields.get(17).is_none_or(|threads| *threads != "1");
-        let who = ActorName::thread(of("comm").trim_end_matches('\n'), pid).to_string();
-        let mut now = Holder { who, ..Holder::default() };
-        if !has_several_threads {
-            now.state = fields[0].to_owned();
-            let number = of("syscall").split(' ').next().and_then(|number| number.parse().ok());
-            now.syscall = number.and_then(syscalls::name);
-        }
-        Process { now, has_several_threads }
     }
 }
 
@@ -252,18 +226,11 @@ fn each_lock(pid: u32, room: &mut Room, found: &mut dyn FnMut(&str, &str)) {
         if !path.starts_with("/") || path.starts_with("/dev") {
             continue;
         }
-        let Ok(about) = read_at_most(format!("/proc/{pid}/fdinfo/{fd}"), MAX_ABOUT_BYTES) else { continue };
+        let Ok(about) = proc::text_at_most(format!("/proc/{pid}/fdinfo/{fd}"), MAX_ABOUT_BYTES) else { continue };
         let path = path.to_string_lossy();
         let locks = about.lines().filter_map(|line| LockLine::parse(line.strip_prefix("lock:")?));
         locks.filter(|lock| !lock.is_waiter).for_each(|lock| found(lock.text, &path));
     }
-}
-
-/// Reads at most `max` bytes of a text.
-fn read_at_most(path: impl AsRef<Path>, max: u64) -> io::Result<String> {
-    let mut bytes = Vec::new();
-    File::open(path)?.take(max).read_to_end(&mut bytes)?;
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 /// Returns the start time of a process in clock ticks, the 22nd field of its `stat`.
@@ -277,7 +244,10 @@ fn started_at(pid: u32) -> u64 {
 mod tests {
     use std::time::Instant;
 
+    use std::fs::File;
+
     use rustix::fs::{FlockOperation, flock};
+    use whylate_model::holders::Holder;
 
     use super::*;
 
@@ -304,7 +274,7 @@ mod tests {
 
     fn locks(several: &[u32]) -> FileLocks {
         let held = |holder: u32| Held { holder, path: format!("/lock of {holder}") };
-        let process = |pid: u32| Process {
+        let process = |pid: u32| ProcessNow {
             now: Holder { who: format!("p:{pid}"), ..Holder::default() },
             has_several_threads: several.contains(&pid),
         };

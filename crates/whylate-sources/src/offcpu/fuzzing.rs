@@ -8,13 +8,13 @@ use whylate_model::wait::Classes;
 
 use super::elf::Elf;
 use super::mappings::MapsLine;
-use super::mounts::Mounts;
 use super::perf_map;
 use super::places::{PlaceDelta, Sum, Woken, can_be_woken, frames_of, woken};
 use super::proc;
 use super::skel::types::{place_key, process_value, stack_value};
 use super::stack::{plain, stack_of, user_frames};
 use crate::kernel::attach::{read_plain, text};
+use crate::kernel::mounts::Mounts;
 
 /// Number of offsets per segment at which the unwind rule is looked up.
 const OFFSETS_PER_SEGMENT: u64 = 16;

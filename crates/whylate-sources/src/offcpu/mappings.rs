@@ -4,7 +4,7 @@
 use std::io::{self, BufRead, Read as _};
 use std::sync::Arc;
 
-use super::mounts::Device;
+use crate::kernel::mounts::Device;
 
 /// Maximum bytes read of one process's maps: 200,000 lines of 300 bytes.
 const MAX_TEXT: u64 = 64 << 20;

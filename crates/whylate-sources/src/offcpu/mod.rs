@@ -19,7 +19,6 @@ mod file_locks;
 pub(crate) mod fuzzing;
 mod holders;
 mod mappings;
-mod mounts;
 mod named;
 mod names;
 mod nesting;
@@ -144,6 +143,8 @@ pub struct OffcpuOptions {
     pub by_thread: bool,
     /// Adds the chain of lock holders of each thread that waits at the end of a snapshot interval; needs `by_thread`.
     pub holders: bool,
+    /// Adds the object of each wait of at least this at the end of a snapshot interval, in ns; needs `by_thread`.
+    pub objects_over_ns: Option<u64>,
     /// Maximum number of frames of each stack; the innermost ones are kept.
     pub max_depth: u32,
     /// Custom rules that classify waits.
@@ -175,6 +176,7 @@ impl Default for OffcpuOptions {
             wakers: false,
             by_thread: false,
             holders: false,
+            objects_over_ns: None,
             max_depth: 127,
             classes: Classes::default(),
             explain_over_ns: None,

@@ -596,6 +596,7 @@ int on_each_thread_tell(struct bpf_iter__task *ctx)
 	now.tgid = task->tgid;
 	now.state = record->state;
 	now.shown = shown_number(task);
+	now.switches = record->switches;
 	bpf_seq_write(ctx->meta->seq, &now, sizeof(now));
 	return 0;
 }

@@ -21,7 +21,7 @@ use rustix::fs::{
 use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, pidfd_open, pidfd_send_signal, waitid};
 
 use super::mappings::Mapping;
-use super::mounts::{Device, Mounts};
+use crate::kernel::mounts::{Device, Mounts};
 
 /// Timeout of copying a file, halved for each abandoned copier that still waits.
 const TIMEOUT: Duration = Duration::from_millis(200);

@@ -269,7 +269,8 @@ struct thread_now {
 	u32 state;
 	/* The number under which it is shown. */
 	u32 shown;
-	u32 padding;
+	/* The lower half of its voluntary and involuntary switches: while the count is the same, it has not run. */
+	u32 switches;
 };
 
 /* In the first PID namespace. */

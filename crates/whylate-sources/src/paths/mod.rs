@@ -8,6 +8,7 @@ mod ran;
 mod recorder;
 mod stopped;
 
+pub use crate::objects::SwitchCounts;
 pub use names::PathNames;
 pub(crate) use names::device_name;
 pub use program::{Member, Program, is_same_name, is_within, priority};

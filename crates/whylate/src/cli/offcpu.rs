@@ -247,6 +247,11 @@ impl Arguments {
             && (self.cgroup.is_none() || labels.get(CGROUP).is_some_and(is_below))
     }
 
+    /// Returns whether only some threads are asked for.
+    pub(super) fn selects_threads(&self) -> bool {
+        self.pid.is_some() || [&self.comm, &self.thread, &self.cgroup].into_iter().any(Option::is_some)
+    }
+
     fn is_in_state(&self, stack: &Stack) -> bool {
         self.state.as_ref().is_none_or(|letters| letters.contains(stack.state.as_str()))
     }
@@ -294,6 +299,7 @@ impl Arguments {
             wakers: self.wakers,
             by_thread: self.by == By::Thread || self.blocked.is_some(),
             holders: self.blocked.is_some(),
+            objects_over_ns: self.blocked,
             max_depth: self.max_depth,
             classes: self.classes.as_deref().map_or_else(|| Ok(Classes::default()), read_classes)?,
             explain_over_ns: self.explain().why,

@@ -16,7 +16,7 @@ use whylate_model::path::history::Name;
 use whylate_model::path::watched::Watched;
 use whylate_model::units::format_ns;
 use whylate_sources::kernel::{cgroups, clock};
-use whylate_sources::paths::{Member, Program, Recorded, Recorder, Stopped, StoppedThreads, priority};
+use whylate_sources::paths::{Member, Program, Recorded, Recorder, Stopped, StoppedThreads, SwitchCounts, priority};
 
 use crate::cli::{Origin, UsageError};
 use crate::engine::live::wait;
@@ -113,6 +113,7 @@ pub fn run(program: &Program, duration_ns: u64, shown: &Shown) -> anyhow::Result
     if ended == Ended::OutputClosed {
         return Ok(());
     }
+    let switches = SwitchCounts::read(threads.iter().map(|(&tid, member)| (member.process, tid)));
     let to_ns = clock::monotonic_ns();
     let mut throttled = throttled(&threads);
     throttled.retain(|path, ns| {
@@ -129,6 +130,7 @@ pub fn run(program: &Program, duration_ns: u64, shown: &Shown) -> anyhow::Result
     };
     let known: BTreeMap<u32, OutsideState> = threads.iter().map(|(&tid, member)| (tid, known(tid, member))).collect();
     ensure_there(program, !threads.is_empty())?;
+    let unfinished = switches.unfinished_waits();
     let Recorded { past, births, deaths, mut lost, mut names } = recorder.finish(to_ns);
     let deaths: BTreeMap<u32, u64> = deaths.into_iter().collect();
     let asked: Vec<Query> = threads
@@ -179,6 +181,7 @@ pub fn run(program: &Program, duration_ns: u64, shown: &Shown) -> anyhow::Result
         children,
         span_ns: to_ns - from_ns,
         budget,
+        unfinished,
         throttled,
         lost,
     };

@@ -282,7 +282,15 @@ fn show(
     } else {
         let columns = terminal_columns();
         match arguments.blocked {
-            Some(least_ns) => blocked::write(&mut out, &snapshot, arguments.hide_idle, least_ns, columns)?,
+            Some(least_ns) => {
+                let choice = blocked::Shown {
+                    hide_idle: arguments.hide_idle,
+                    least_ns,
+                    is_selected: arguments.selects_threads(),
+                    is_verbose: arguments.verbosity.verbose,
+                };
+                blocked::write(&mut out, &snapshot, &choice, columns)?
+            }
             None if arguments.flat => flat::table(&snapshot, arguments.hide_idle, None).write(&mut out, columns)?,
             None => tree::write(&mut out, &snapshot, arguments.root(), arguments.hide_idle, columns)?,
         }

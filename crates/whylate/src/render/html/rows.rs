@@ -148,8 +148,8 @@ impl Stacks {
             stack.kernel.iter().chain(&stack.user).chain(stack.labels.values()).map(String::len).sum::<usize>();
         let row = self.stacks.len() as u32;
         candidates.push(row);
-        let (age, waits_for) = Default::default();
-        self.stacks.push(Stack { samples: 0, weight_ns: 0, waits: 0, age, waits_for, ..stack.clone() });
+        let (age, waits_for, object) = Default::default();
+        self.stacks.push(Stack { samples: 0, weight_ns: 0, waits: 0, age, waits_for, object, ..stack.clone() });
         Some(row)
     }
 

@@ -6,11 +6,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
 
 use whylate_model::culprits::Ranking;
+use whylate_model::object::UnfinishedWait;
 use whylate_model::path::budget::{Budget, EndedBy, ProgramReport, Waits};
 use whylate_model::path::command::LongWait;
 use whylate_model::path::{OTHERS, PathSegment};
 use whylate_model::units::{format_ns, printable};
-use whylate_model::wait::of_syscall;
+use whylate_model::wait::{CallWaits, WaitClass, of_syscall};
 use whylate_model::{ActorName, CauseKind, Histogram};
 
 use super::fit::fitted;
@@ -25,6 +26,8 @@ const MAX_IN_SENTENCE: usize = 3;
 const MAX_STATES: usize = 7;
 /// Maximum number of culprits with a line of their own.
 const MAX_CULPRITS: usize = 5;
+/// Maximum number of objects of waits that are not over, unless everything is asked for.
+const MAX_UNFINISHED: usize = 5;
 /// Maximum number of lines, unless everything is asked for.
 const MAX_LINES: usize = 25;
 /// All threads of a program are stuck if it did something else for less than this percentage of their time.
@@ -233,6 +236,7 @@ fn write_details(
         writeln!(out, "{name}: {}", format_ns(waits.ns))?;
         path::write_wait(out, &with_priorities(&waits.path, priority), 2)?;
     }
+    write_unfinished_waits(out, &seen.unfinished, screen.is_verbose)?;
     if !screen.is_verbose || budget.longest.is_empty() {
         return Ok(());
     }
@@ -240,6 +244,36 @@ fn write_details(
     for wait in &budget.longest {
         let path = with_priorities(&wait.path, priority);
         path::write_long_wait(out, &LongWait { path, ..*wait })?;
+    }
+    Ok(())
+}
+
+/// Writes what threads wait for at the end: first where a process that could end the wait is stopped, and waits by design
+/// last.
+fn write_unfinished_waits(out: &mut dyn Write, waits: &[UnfinishedWait], is_verbose: bool) -> io::Result<()> {
+    let mut by_object: BTreeMap<(bool, bool, String, String), Vec<String>> = BTreeMap::new();
+    for wait in waits {
+        let is_by_design = of_syscall(&wait.via) == Some(CallWaits::For(WaitClass::Idle));
+        let via = printable(&wait.via);
+        let key = (!wait.object.has_stopped_peer(), is_by_design, via, wait.object.to_string());
+        by_object.entry(key).or_default().push(printable(&wait.waiter));
+    }
+    if by_object.is_empty() {
+        return Ok(());
+    }
+    let mut sorted: Vec<_> = by_object.into_iter().collect();
+    sorted
+        .sort_by_key(|((is_running, is_by_design, ..), waiters)| (*is_running, *is_by_design, Reverse(waiters.len())));
+    writeln!(out, "\nNOT OVER YET")?;
+    let shown = if is_verbose { sorted.len() } else { MAX_UNFINISHED };
+    for ((_, _, via, object), waiters) in sorted.iter().take(shown) {
+        let who = match &waiters[..] {
+            [waiter] => waiter.clone(),
+            [first, ..] => format!("{first} and {}", why::counted(waiters.len() as u64 - 1, "other thread")),
+            [] => continue,
+        };
+        let verb = if waiters.len() == 1 { "waits" } else { "wait" };
+        writeln!(out, "{who} {verb} in {via} for {object}")?;
     }
     Ok(())
 }
@@ -295,6 +329,8 @@ fn with_priorities(path: &[PathSegment], priority: &mut dyn FnMut(u32) -> Option
 mod tests {
     use whylate_model::Cgroup;
     use whylate_model::culprits::By;
+    use whylate_model::holders::Holder;
+    use whylate_model::object::{Object, ObjectKind, Peer};
 
     use super::*;
     use crate::render::text::screens_of;
@@ -332,6 +368,7 @@ mod tests {
             processes: 1,
             span_ns: total_ns / budget.threads.max(1),
             budget,
+            unfinished: Vec::new(),
             throttled: BTreeMap::new(),
             lost: BTreeMap::new(),
         }
@@ -459,6 +496,31 @@ mod tests {
             first(&budget),
             "bash:7937 (1 process, 1 thread) spent 100% of its time in futex (not over yet), over 2.00s."
         );
+    }
+
+    #[test]
+    fn unfinished_waits_name_objects_and_stopped_peers_first() {
+        let wait = |waiter: &str, via: &str, kind, state: Option<&str>| {
+            let peer = |state: &str| Peer {
+                process: Holder { who: "db:9".to_owned(), state: state.to_owned(), ..Holder::default() },
+                others: 0,
+            };
+            let object = Object { peers: state.map(peer).into_iter().collect(), ..Object::new(kind) };
+            UnfinishedWait { waiter: waiter.parse().expect("any text"), via: via.to_owned(), object }
+        };
+        let unfinished = vec![
+            wait("web:1", "epoll_wait", ObjectKind::Epoll, None),
+            wait("web:2", "futex", ObjectKind::Futex, None),
+            wait("web:3", "futex", ObjectKind::Futex, None),
+            wait("web:4\x1b", "recvfrom", ObjectKind::UnixSocket, Some("T")),
+        ];
+        let text = written(&ProgramReport { unfinished, ..service() }, None, true);
+        let (_, waits) = text.split_once("NOT OVER YET\n").expect("waits that are not over");
+        let expected = "web:4? waits in recvfrom for a Unix socket, peer db:9 (stopped by a signal)
+web:2 and 1 other thread wait in futex for a futex
+web:1 waits in epoll_wait for an epoll instance
+";
+        assert!(waits.starts_with(expected), "{waits}");
     }
 
     #[test]

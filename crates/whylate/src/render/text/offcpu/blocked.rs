@@ -2,7 +2,8 @@
 //! Renders `offcpu --blocked`: threads in long waits, and the holders of their locks as far as the kernel records them.
 
 use std::borrow::Cow;
-use std::collections::{BTreeSet, HashMap};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io::{self, Write};
 
 use whylate_model::folded::{stopped, waiting};
@@ -18,6 +19,8 @@ use crate::render::text::pad::Spaces;
 
 /// Maximum number of waiters that are named per lock.
 const MAX_NAMES: usize = 8;
+/// Maximum number of lines of holders and objects, unless all are asked for.
+const MAX_LINES: usize = 16;
 
 /// Adds the TIDs of threads in uninterruptible sleep to their stacks.
 fn with_numbers(snapshot: &Snapshot) -> Cow<'_, Snapshot> {
@@ -41,30 +44,58 @@ fn with_numbers(snapshot: &Snapshot) -> Cow<'_, Snapshot> {
     Cow::Owned(snapshot)
 }
 
-/// Writes the threads that have been off CPU for at least `least_ns` and the lock holders they wait for, or why there
-/// are none. Threads that are idle by design are only counted.
-pub fn write(
-    out: &mut dyn Write,
-    snapshot: &Snapshot,
-    hide_idle: bool,
-    least_ns: u64,
-    columns: Option<usize>,
-) -> io::Result<()> {
+/// What is shown.
+#[derive(Clone, Copy, Debug)]
+pub struct Shown {
+    /// Leaves out threads that are idle by design.
+    pub hide_idle: bool,
+    /// Shortest wait that is shown.
+    pub least_ns: u64,
+    /// Whether the user has selected threads: then objects of idle ones are shown too.
+    pub is_selected: bool,
+    /// Whether all lines are shown.
+    pub is_verbose: bool,
+}
+
+/// Writes the threads that have been off CPU for at least `shown.least_ns`, the holders and objects that they wait for
+/// before, or why there are none. Threads that are idle by design are only counted.
+pub fn write(out: &mut dyn Write, snapshot: &Snapshot, shown: &Shown, columns: Option<usize>) -> io::Result<()> {
+    let Shown { hide_idle, least_ns, .. } = *shown;
     let snapshot = &*with_numbers(snapshot);
     let threads = || waiting(snapshot, hide_idle).filter(|stack| !is_idle(stack));
     let idle = || waiting(snapshot, hide_idle).filter(|stack| is_blocked(stack, least_ns) && is_idle(stack));
-    if !threads().any(|stack| is_blocked(stack, least_ns)) {
+    let blocked = || threads().filter(|stack| is_blocked(stack, least_ns));
+    if blocked().next().is_none() {
         let has_idle = waiting(snapshot, hide_idle).any(|stack| is_blocked(stack, 0) && is_idle(stack));
         write_none(out, threads(), has_idle, least_ns)?;
-        return write_idle(out, idle());
+        write_idle(out, idle())?;
+        let lines = if shown.is_selected { objects(idle()) } else { Vec::new() };
+        if lines.is_empty() {
+            return Ok(());
+        }
+        writeln!(out)?;
+        return write_lines(out, &lines, shown.is_verbose);
     }
+    let of_selected = idle().filter(|_| shown.is_selected);
+    let mut lines = chains(blocked());
+    lines.extend(objects(blocked().chain(of_selected)));
+    if !lines.is_empty() {
+        write_lines(out, &lines, shown.is_verbose)?;
+        writeln!(out)?;
+    }
+    write_frozen(out, blocked())?;
     writeln!(out, "Threads that have waited {} or longer:\n", format_ns(least_ns))?;
     flat::table(snapshot, hide_idle, Some(least_ns)).write(out, columns)?;
     write_idle(out, idle())?;
-    write_frozen(out, threads().filter(|stack| is_blocked(stack, least_ns)))?;
-    write_holders(out, threads().filter(|stack| is_blocked(stack, least_ns)))?;
-    let is_for_disk = |stack: &&Stack| stack.wait.as_ref().is_some_and(|wait| wait.class == WaitClass::Disk);
-    if threads().filter(|stack| is_blocked(stack, least_ns)).any(|stack| is_for_disk(&stack)) {
+    // Stopped threads wait for no holder.
+    if lines.is_empty() && !blocked().all(|stack| stopped(stack).is_some()) {
+        writeln!(
+            out,
+            "\nThe holders are not known: no thread waits for a lock with a holder that this kernel records, or for a work item that runs"
+        )?;
+    }
+    let is_for_disk = |stack: &Stack| stack.wait.as_ref().is_some_and(|wait| wait.class == WaitClass::Disk);
+    if blocked().any(is_for_disk) {
         write_requests(out, snapshot)?;
     }
     Ok(())
@@ -100,7 +131,7 @@ fn write_frozen<'a>(out: &mut dyn Write, threads: impl Iterator<Item = &'a Stack
     let [write, wait] = if names.len() > 1 { ["write", "wait"] } else { ["writes", "waits"] };
     writeln!(
         out,
-        "\n{named} {write} to a file system that is frozen, and {wait} until it is thawed (fsfreeze -u, or the end of the snapshot or backup that froze it)"
+        "{named} {write} to a file system that is frozen, and {wait} until it is thawed (fsfreeze -u, or the end of the snapshot or backup that froze it)\n"
     )
 }
 
@@ -147,13 +178,11 @@ fn write_none<'a>(
     }
 }
 
-/// Writes the chains of lock holders, each with its waiters by name.
-fn write_holders<'a>(out: &mut dyn Write, threads: impl Iterator<Item = &'a Stack>) -> io::Result<()> {
+/// Returns the lines of the chains of lock holders, each with its waiters by name.
+fn chains<'a>(threads: impl Iterator<Item = &'a Stack>) -> Vec<String> {
     let mut chains: Vec<(&Chain, Vec<String>)> = Vec::new();
     let mut known: HashMap<&Chain, usize> = HashMap::new();
-    let mut all_stopped = true;
     for stack in threads {
-        all_stopped &= stopped(stack).is_some();
         let Some(chain) = &stack.waits_for else { continue };
         let index = *known.entry(chain).or_insert(chains.len());
         if index == chains.len() {
@@ -161,21 +190,33 @@ fn write_holders<'a>(out: &mut dyn Write, threads: impl Iterator<Item = &'a Stac
         }
         chains[index].1.push(name_of(stack));
     }
-    // Stopped threads do not wait for a lock holder.
-    if chains.is_empty() && all_stopped {
-        return Ok(());
-    }
-    if chains.is_empty() {
-        return writeln!(
-            out,
-            "\nThe holders are not known: no thread waits for a lock with a holder that this kernel records, or for a work item that runs"
-        );
-    }
     // Chains with most waiters come first.
-    chains.sort_by_key(|(_, waiters)| std::cmp::Reverse(waiters.len()));
-    writeln!(out, "\nHolders, as far as the kernel records them:\n")?;
-    for (chain, waiters) in &chains {
-        write_chain(out, chain, waiters)?;
+    chains.sort_by_key(|(_, waiters)| Reverse(waiters.len()));
+    chains.iter().flat_map(|(chain, waiters)| lines_of(chain, waiters)).collect()
+}
+
+/// Returns a line for each object that threads wait for: first those whose peers are stopped, then those with peers, and
+/// those of idle threads last.
+fn objects<'a>(threads: impl Iterator<Item = &'a Stack>) -> Vec<String> {
+    let mut objects: BTreeMap<(bool, bool, bool, String), Vec<String>> = BTreeMap::new();
+    for stack in threads {
+        let Some(object) = stack.object.as_ref().filter(|_| stack.waits_for.is_none()) else { continue };
+        let key = (is_idle(stack), !object.has_stopped_peer(), !object.has_peer(), object.to_string());
+        objects.entry(key).or_default().push(name_of(stack));
+    }
+    let mut sorted: Vec<_> = objects.into_iter().collect();
+    sorted.sort_by_key(|((is_idle, is_running, has_no_peer, _), waiters)| {
+        (*is_idle, *is_running, *has_no_peer, Reverse(waiters.len()))
+    });
+    sorted.into_iter().map(|((.., object), waiters)| format!("{} for {object}", who_waits(&waiters))).collect()
+}
+
+fn write_lines(out: &mut dyn Write, lines: &[String], is_verbose: bool) -> io::Result<()> {
+    writeln!(out, "Holders and objects, as far as they are known:\n")?;
+    let shown = if is_verbose || lines.len() <= MAX_LINES + 1 { lines.len() } else { MAX_LINES };
+    lines[..shown].iter().try_for_each(|line| writeln!(out, "{line}"))?;
+    if shown < lines.len() {
+        writeln!(out, "... ({} more lines with -v)", lines.len() - shown)?;
     }
     Ok(())
 }
@@ -185,27 +226,34 @@ fn name_of(stack: &Stack) -> String {
     format!("{}:{}", label("thread"), label("tid"))
 }
 
-fn write_chain(out: &mut dyn Write, chain: &Chain, waiters: &[String]) -> io::Result<()> {
+/// Renders the waiters, and the verb that follows.
+fn who_waits(waiters: &[String]) -> String {
     let mut names = waiters[..waiters.len().min(MAX_NAMES)].join(", ");
     if waiters.len() > MAX_NAMES {
         names.push_str(&format!(" and {} more", waiters.len() - MAX_NAMES));
     }
-    let mut who = (names.as_str(), if waiters.len() > 1 { "wait" } else { "waits" });
+    format!("{} {}", printable(&names), if waiters.len() > 1 { "wait" } else { "waits" })
+}
+
+fn lines_of(chain: &Chain, waiters: &[String]) -> Vec<String> {
+    let mut who = who_waits(waiters);
+    let mut lines = Vec::new();
     for (depth, link) in chain.links.iter().enumerate() {
-        writeln!(out, "{}{} {} for {}", Spaces(depth * 2), printable(who.0), who.1, what(link))?;
-        who = (&link.holder.who, "waits");
+        lines.push(format!("{}{who} for {}", Spaces(depth * 2), what(link)));
+        who = format!("{} waits", printable(&link.holder.who));
     }
     let indent = Spaces(chain.links.len() * 2);
     // The cycle names only its members, not all waiters.
     let cycle = printable(&chain.cycle(&waiters[0]).join(" -> "));
     match chain.end {
-        End::Free => Ok(()),
-        End::Cycle => writeln!(out, "{indent}cycle: {cycle}"),
+        End::Free => {}
+        End::Cycle => lines.push(format!("{indent}cycle: {cycle}")),
         End::PerhapsCycle => {
-            writeln!(out, "{indent}cycle, unless one of them has released its lock since: {cycle}")
+            lines.push(format!("{indent}cycle, unless one of them has released its lock since: {cycle}"));
         }
-        End::Cut => writeln!(out, "{indent}.."),
+        End::Cut => lines.push(format!("{indent}..")),
     }
+    lines
 }
 
 /// Renders a lock, its holder, and the holder's activity.
@@ -232,27 +280,14 @@ fn what(link: &Link) -> String {
 fn does(holder: &Holder, lock: Lock) -> String {
     let item = holder.handler.as_ref().filter(|_| lock != Lock::WorkItem);
     let item = item.map_or_else(String::new, |item| format!("work item {}, ", printable(item)));
-    let for_long = match holder.off_cpu_ns {
-        0 => String::new(),
-        ns => format!(" for {}", format_ns(ns)),
-    };
-    match (holder.state.as_str(), holder.off_cpu_ns, &holder.syscall) {
-        ("", ..) => "one of its threads".to_owned(),
-        ("R", 0, _) => format!("{item}running"),
-        ("R", _, _) => format!("{item}waiting for a CPU{for_long}"),
-        // A stopped thread does not wait in the system call in which it was stopped.
-        ("T", ..) => format!("{item}stopped by a signal{for_long}"),
-        ("t", ..) => format!("{item}stopped by a tracer{for_long}"),
-        ("F", ..) => format!("{item}frozen{for_long}"),
-        (_, _, Some(call)) => format!("{item}in {call}{for_long}"),
-        ("D", _, None) => format!("{item}in uninterruptible sleep{for_long}"),
-        _ => format!("{item}asleep{for_long}"),
-    }
+    let activity = holder.activity();
+    if activity.is_empty() { "one of its threads".to_owned() } else { format!("{item}{activity}") }
 }
 
 #[cfg(test)]
 mod tests {
     use whylate_model::ActorName;
+    use whylate_model::object::{Object, ObjectKind, Peer};
     use whylate_model::snapshot::Sleeper;
 
     use super::super::sample;
@@ -280,7 +315,8 @@ mod tests {
 
     fn written(snapshot: &Snapshot, least_ns: u64) -> String {
         let mut out = Vec::new();
-        write(&mut out, snapshot, false, least_ns, None).expect("a vector takes everything");
+        let shown = Shown { hide_idle: false, least_ns, is_selected: false, is_verbose: true };
+        write(&mut out, snapshot, &shown, None).expect("a vector takes everything");
         String::from_utf8(out).expect("text")
     }
 
@@ -358,9 +394,7 @@ mod tests {
             stack.waits_for = None;
             stack.kernel = ["percpu_rwsem_wait", "vfs_write"].map(str::to_owned).to_vec();
         }
-        assert!(
-            written(&snapshot, 1).contains("\na:1, b:2 write to a file system that is frozen, and wait until it is")
-        );
+        assert!(written(&snapshot, 1).contains("a:1, b:2 write to a file system that is frozen, and wait until it is"));
         assert!(written(&snapshot, 1).contains("The holders are not known"));
         for stack in &mut snapshot.stacks {
             stack.kernel = vec!["do_signal_stop".to_owned()];
@@ -368,7 +402,46 @@ mod tests {
             stack.wait.as_mut().expect("it waits").class = WaitClass::Stopped;
         }
         let text = written(&snapshot, 1);
-        assert!(!text.contains("frozen") && !text.contains("Holders,"), "{text}");
+        assert!(!text.contains("frozen") && !text.contains("Holders"), "{text}");
+    }
+
+    #[test]
+    fn objects_of_stopped_peers_come_first_and_those_of_idle_threads_last() {
+        let object = |kind, who: &str, state: &str| {
+            let process = Holder { who: who.to_owned(), state: state.to_owned(), ..Holder::default() };
+            Object { peers: vec![Peer { process, others: 0 }], ..Object::new(kind) }
+        };
+        let mut snapshot = snapshot(["a:1", "b:2", "c:3", "d:4"].map(|name| (name, Chain::default())).to_vec());
+        let objects = [
+            Object::with_path(ObjectKind::File, "/srv/x"),
+            object(ObjectKind::Pipe, "gzip:88", "S"),
+            object(ObjectKind::UnixSocket, "db:9", "T"),
+            object(ObjectKind::Process, "make:7", "S"),
+        ];
+        for (stack, object) in snapshot.stacks.iter_mut().zip(objects) {
+            (stack.waits_for, stack.object, stack.state) = (None, Some(object), "S".to_owned());
+            stack.wait.as_mut().expect("it waits").class = WaitClass::Pipe;
+        }
+        snapshot.stacks[3].wait.as_mut().expect("it waits").class = WaitClass::Idle;
+        let shown = Shown { hide_idle: false, least_ns: 1, is_selected: true, is_verbose: false };
+        let text = |shown: &Shown| {
+            let mut out = Vec::new();
+            write(&mut out, &snapshot, shown, None).expect("a vector takes everything");
+            String::from_utf8(out).expect("text")
+        };
+        let expected = "Holders and objects, as far as they are known:
+
+c:3 waits for a Unix socket, peer db:9 (stopped by a signal)
+b:2 waits for a pipe, other end held by gzip:88 (asleep)
+a:1 waits for file /srv/x
+";
+        let selected = text(&shown);
+        assert!(
+            selected.starts_with(&format!("{expected}d:4 waits for the end of a process, namely make:7")),
+            "{selected}"
+        );
+        let all = text(&Shown { is_selected: false, ..shown });
+        assert!(all.starts_with(&format!("{expected}\nThreads that have waited 1ns or longer:")), "{all}");
     }
 
     #[test]
@@ -395,9 +468,9 @@ mod tests {
         chains.extend(names.iter().map(|name| (name.as_str(), behind.clone())));
         let mut snapshot = snapshot(chains);
         let text = written(&snapshot, 10 * s);
-        let (table, holders) = text.split_once("\nHolders").expect("a table, and holders");
+        let (holders, table) = text.split_once("\nThreads that").expect("holders, and a table");
         assert_eq!(table.lines().count(), 18, "a heading and a row for each: {table}");
-        insta::assert_snapshot!(format!("\nHolders{holders}"));
+        insta::assert_snapshot!(holders);
         let none = "No thread has waited 61.0s or longer: ";
         let text = written(&snapshot, 61 * s);
         assert_eq!(text, format!("{none}15 threads were off CPU, the longest for 60.0s\n"));

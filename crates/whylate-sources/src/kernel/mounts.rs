@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::Read as _;
 
 /// A device number as (major, minor).
-pub(super) type Device = (u32, u32);
+pub(crate) type Device = (u32, u32);
 
 /// File systems that never wait for anything but this machine's disks and memory.
 const LOCAL_FILE_SYSTEMS: [&str; 22] = [
@@ -40,11 +40,11 @@ const OVERLAY: &str = "overlay";
 const MAX_MOUNTINFO_BYTES: u64 = 1 << 20;
 
 /// The mounts of a process (proc_pid_mountinfo(5)).
-pub(super) struct Mounts(String);
+pub(crate) struct Mounts(String);
 
 impl Mounts {
     /// Reads mountinfo, up to 1 MB. A mount that is missing counts as remote.
-    pub(super) fn of_process(process: &str) -> Self {
+    pub(crate) fn of_process(process: &str) -> Self {
         let mut text = Vec::new();
         let file = File::open(format!("/proc/{process}/mountinfo"));
         let _ = file.and_then(|file| file.take(MAX_MOUNTINFO_BYTES).read_to_end(&mut text));
@@ -52,17 +52,17 @@ impl Mounts {
     }
 
     #[cfg(any(test, feature = "fuzzing"))]
-    pub(super) fn from_text(text: &str) -> Self {
+    pub(crate) fn from_text(text: &str) -> Self {
         Mounts(text.to_owned())
     }
 
     /// Returns whether the file system of a device is local; `own` reads the mounts of whylate's mount namespace.
-    pub(super) fn is_local_device(&self, device: Device, own: impl FnOnce() -> Mounts) -> bool {
+    pub(crate) fn is_local_device(&self, device: Device, own: impl FnOnce() -> Mounts) -> bool {
         self.lines().find(|mount| mount.device == Some(device)).is_some_and(|mount| mount.is_local(own))
     }
 
     /// Returns whether the file system of a mount is local; `own` reads the mounts of whylate's mount namespace.
-    pub(super) fn is_local_mount(&self, id: u64, own: impl FnOnce() -> Mounts) -> bool {
+    pub(crate) fn is_local_mount(&self, id: u64, own: impl FnOnce() -> Mounts) -> bool {
         self.lines().find(|mount| mount.id == Some(id)).is_some_and(|mount| mount.is_local(own))
     }
 

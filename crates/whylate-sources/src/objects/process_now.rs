@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What a process or thread does now, from `/proc`.
+
+use std::path::PathBuf;
+
+use whylate_model::ActorName;
+use whylate_model::holders::Holder;
+use whylate_model::wait::State;
+
+use crate::kernel::{cgroups, proc, syscalls};
+
+/// What a process does now. If it has several threads, it is not known which of them holds something or waits.
+#[derive(Clone, Debug)]
+pub(crate) struct ProcessNow {
+    pub(crate) now: Holder,
+    pub(crate) has_several_threads: bool,
+}
+
+impl ProcessNow {
+    /// Reads the state of a process. All threads of a process are stopped at once.
+    pub(crate) fn read(pid: u32) -> Self {
+        let directory = PathBuf::from(format!("/proc/{pid}"));
+        let stat = proc::text(directory.join("stat")).unwrap_or_default();
+        // The first field after the name is the third, the state; the 20th is the number of threads (proc_pid_stat(5)).
+        let threads = fields_of(&stat).nth(17);
+        let has_several_threads = threads.is_none_or(|threads| threads != "1");
+        let mut now = thread_now(&directory, pid, &stat);
+        if has_several_threads && !now.is_stopped() {
+            now = Holder { who: now.who, ..Holder::default() };
+        }
+        if !now.is_stopped() && cgroups::is_frozen(pid) {
+            (now.state, now.syscall) = (State::Frozen.name(), None);
+        }
+        ProcessNow { now, has_several_threads }
+    }
+
+    /// Reads the state of one thread.
+    pub(crate) fn of_thread(pid: u32, tid: u32) -> Holder {
+        let directory = PathBuf::from(format!("/proc/{pid}/task/{tid}"));
+        let stat = proc::text(directory.join("stat")).unwrap_or_default();
+        thread_now(&directory, tid, &stat)
+    }
+}
+
+fn fields_of(stat: &str) -> impl Iterator<Item = &str> {
+    stat.rsplit_once(") ").map_or("", |(_, fields)| fields).split(' ')
+}
+
+fn thread_now(directory: &std::path::Path, tid: u32, stat: &str) -> Holder {
+    let comm = proc::text(directory.join("comm")).unwrap_or_default();
+    let who = ActorName::thread(comm.trim_end_matches('\n'), tid).to_string();
+    let state = fields_of(stat).next().unwrap_or_default().to_owned();
+    let number = proc::text(directory.join("syscall")).unwrap_or_default();
+    let number = number.split(' ').next().and_then(|number| number.parse().ok());
+    Holder { who, state, syscall: number.and_then(syscalls::name), ..Holder::default() }
+}
