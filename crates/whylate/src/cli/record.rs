@@ -256,6 +256,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         why_ns: arguments.why,
         surely_from_ns: arguments.kept.on_late,
         in_detail: true,
+        is_sparing: false,
         cpus: arguments.own.asked(),
     };
     let Some(sources) = sources::attach(&watch, &wish, &mut |_| ())? else {

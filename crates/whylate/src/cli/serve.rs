@@ -123,6 +123,8 @@ fn live(arguments: &Arguments, listeners: Vec<Listener>, names: &[String]) -> an
         why_ns: arguments.why,
         surely_from_ns: arguments.kept.on_late,
         in_detail: true,
+        // A recording has as much detail as one of `whylate record`.
+        is_sparing: arguments.record.is_none(),
         cpus: arguments.own.asked(),
     };
     let Some(sources) = sources::attach(&watch, &wish, &mut |_| ())? else {
