@@ -422,7 +422,7 @@ impl Export for TableExport {
                 let span = (gap.start_unix_ns, Some(gap.duration_ns));
                 self.sink.add(Table::Lost, lost(None, "", span, &gap.reason, gap.count, true))?;
             }
-            Line::Header(_) | Line::Clock(_) | Line::End(_) | Line::Other => {}
+            Line::Header(_) | Line::Clock(_) | Line::Kept(_) | Line::End(_) | Line::Other => {}
         }
         Ok(())
     }
