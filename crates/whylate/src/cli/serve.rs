@@ -14,6 +14,7 @@ use whylate_model::totals::Totals;
 use whylate_model::units::printable;
 use whylate_model::{Card, LateEvent};
 use whylate_sources::kernel::clock;
+use whylate_sources::kernel::memory::release_freed;
 use whylate_sources::kernel::passed_sockets::notify_ready;
 
 use crate::cli::arguments::OwnCpus;
@@ -74,6 +75,9 @@ pub struct Arguments {
     #[command(flatten)]
     kept: Kept,
 }
+
+/// Interval at which freed memory is returned to the system.
+const RELEASE_EVERY: Duration = Duration::from_secs(60);
 
 /// Address without `--listen`.
 const DEFAULT: &str = "127.0.0.1:9797";
@@ -220,6 +224,8 @@ struct Exporter {
     recorder: Option<Recorder>,
     triggers: Option<Triggers>,
     replayed: Option<Replayed>,
+    /// When freed memory was last returned to the system.
+    released: Instant,
 }
 
 /// How a recording is replayed.
@@ -251,6 +257,7 @@ impl Exporter {
             recorder: None,
             triggers: None,
             replayed: None,
+            released: Instant::now(),
         }
     }
 
@@ -324,6 +331,10 @@ impl Sink for Exporter {
             recorder.take_problem().into_iter().for_each(|problem| say!("whylate: {problem}"));
         }
         self.publish(true)?;
+        if self.released.elapsed() >= RELEASE_EVERY {
+            release_freed();
+            self.released = Instant::now();
+        }
         if let Some(Replayed { watch, speed, end, is_over }) = &mut self.replayed {
             let pause = Duration::from_secs_f64((span_ns.unwrap_or(0) as f64 / 1e9 / *speed).min(3_600.0));
             let until = Instant::now() + pause;
