@@ -211,6 +211,11 @@ bench-top: ## CPU and memory use of `whylate top`, and how soon it shows figures
 	@scripts/install-deps bench
 	$(CARGO) run --release -p whylate-bench -- top
 
+.PHONY: bench-serve
+bench-serve: ## CPU, memory and descriptors of `whylate serve`, of a scrape, and beside stuck clients (as root)
+	@scripts/install-deps bench
+	$(CARGO) run --release -p whylate-bench -- serve --rounds 3
+
 .PHONY: bench-timerlat-vm
 bench-timerlat-vm: ## what `whylate timerlat` reports and costs, compared with rtla, in a virtual machine
 	@scripts/install-deps bench static vm
@@ -235,14 +240,15 @@ install: ## install program, man pages, completions and units, which stay disabl
 	for unit in whylate-exporter whylate-recorder; do \
 	    sed 's|/usr/bin/whylate|$(PREFIX)/bin/whylate|' packaging/$$unit.service >"$$made/$$unit.service"; \
 	    install -m 644 "$$made/$$unit.service" $(unitdir)/; \
-	done
+	done; \
+	install -m 644 packaging/whylate-exporter.socket $(unitdir)/
 	@echo 'installed $(bindir)/whylate'
 
 .PHONY: uninstall
 uninstall: ## remove what `make install` put there
 	rm -f $(bindir)/whylate $(mandir)/whylate.1 $(mandir)/whylate-*.1 $(formatdir)/whylate-recording.5
 	rm -f $(bashdir)/whylate $(zshdir)/_whylate $(fishdir)/whylate.fish
-	rm -f $(unitdir)/whylate-exporter.service $(unitdir)/whylate-recorder.service
+	rm -f $(unitdir)/whylate-exporter.service $(unitdir)/whylate-exporter.socket $(unitdir)/whylate-recorder.service
 
 .PHONY: static
 static: ## a static x86-64 binary: target/static/whylate

@@ -15,6 +15,7 @@ mod programs;
 mod recordings;
 mod results;
 mod run;
+mod serve;
 mod sqpoll;
 mod subject;
 mod table;
@@ -86,6 +87,8 @@ benchmarks! {
     Report(recordings::ReportArguments) => recordings::run_report,
     /// The CPU time and memory of `whylate top`, and its time to first figures.
     Top(recordings::Arguments) => recordings::run_top,
+    /// The CPU time and memory of `whylate serve`, of a scrape, and beside clients that are stuck.
+    Serve(serve::Arguments) => serve::run,
     #[command(hide = true)]
     Crowd(workloads::Crowd) => workloads::be_crowd,
     #[command(hide = true)]

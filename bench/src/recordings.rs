@@ -70,7 +70,7 @@ fn usage_of_whylate(program: &Path, options: &[&str], file: Option<&Path>, lengt
     Ok(usage)
 }
 
-fn cpu_ns(pid: u32) -> Result<u64> {
+pub fn cpu_ns(pid: u32) -> Result<u64> {
     let mut sum_ns = 0;
     for task in fs::read_dir(format!("/proc/{pid}/task")).context("the tool has ended")? {
         // The thread may have ended since.

@@ -13,7 +13,7 @@ mod reader;
 mod repeats;
 
 pub use frame::{Frame, INDEX_BYTES, Index};
-pub use line::{Account, Clock, End, FORMAT, Gap, Header, Line, Measured, Unmeasured};
+pub use line::{Account, Clock, End, FORMAT, Gap, Header, Kept, Line, Measured, Unmeasured};
 pub use reader::{Damage, MAX_LINE_BYTES, ReadError, Reader};
 pub use repeats::{CachedStack, Repeated, Repeating, Repeats};
 

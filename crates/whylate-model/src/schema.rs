@@ -19,7 +19,7 @@ use crate::overview::Overview;
 use crate::path::PathSegment;
 use crate::path::budget::ProgramReport;
 use crate::path::command::CommandReport;
-use crate::recording::{Account, Clock, End, Gap, Header, Line};
+use crate::recording::{Account, Clock, End, Gap, Header, Kept, Line};
 use crate::snapshot::{Sleeper, Unexplained};
 use crate::sources::CARDS;
 use crate::{
@@ -37,6 +37,7 @@ enum RecordingLine {
     Account(Account),
     Clock(Clock),
     Gap(Gap),
+    Kept(Kept),
     End(End),
 }
 
@@ -217,6 +218,7 @@ fn other_lines_and_outputs_are_valid() {
         Line::Account(Account::default()),
         Line::Clock(Clock::default()),
         Line::Gap(Gap::default()),
+        Line::Kept(Kept { detail: "cpu.some".to_owned(), ..Kept::default() }),
         Line::End(End::default()),
     ] {
         valid("RecordingLine", of(line));

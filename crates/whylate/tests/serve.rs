@@ -10,6 +10,10 @@ mod live;
 #[allow(dead_code)]
 #[path = "../../whylate-sources/tests/support/machine/lock.rs"]
 mod lock;
+#[path = "running/memory_limit.rs"]
+mod memory_limit;
+#[path = "serve/pressure.rs"]
+mod pressure;
 #[path = "serve/prometheus.rs"]
 mod prometheus;
 mod running;
@@ -18,6 +22,7 @@ use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixStream;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Result, ensure};
 
@@ -39,6 +44,22 @@ fn metrics_are_served_in_the_form_that_is_asked_for() -> Result<()> {
     ensure!(text.body.len() < 300_000 && messages.body.len() < 300_000, "a scrape is at most 300 KB");
     let head = request(&served, b"HEAD /metrics HTTP/1.1\r\n\r\n")?;
     ensure!(head.status == 200 && head.body.is_empty(), "{head:?}");
+    Ok(())
+}
+
+#[test]
+fn replay_has_the_requested_sources() -> Result<()> {
+    let served = Served::replay(RECORDING, &["--sources", "wq"])?;
+    let text = get(&served, "/metrics", "")?.text();
+    ensure!(text.contains("whylate_late_total{source=\"wq\"}"), "{text}");
+    ensure!(text.contains("whylate_attached{source=\"wq\",backend=\"tracepoint\"} 1"), "{text}");
+    for other in ["block", "timerlat", "irqsoff", "offcpu", "sqpoll"] {
+        ensure!(!text.contains(&format!("source=\"{other}\"")), "{other}: {text}");
+    }
+    // An old recording is not stale while it is replayed.
+    let last = text.lines().find_map(|line| line.strip_prefix("whylate_last_interval_timestamp_seconds "));
+    let age = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs_f64() - last.unwrap_or_default().parse::<f64>()?;
+    ensure!((0.0..120.0).contains(&age), "{age}");
     Ok(())
 }
 

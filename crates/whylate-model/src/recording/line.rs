@@ -25,6 +25,8 @@ pub enum Line {
     Clock(Clock),
     /// A span with nothing or not everything recorded.
     Gap(Gap),
+    /// Reason why a flight recorder wrote the file.
+    Kept(Kept),
     /// Last line of a finished recording.
     End(End),
     /// A line of a kind unknown to this version.
@@ -162,6 +164,21 @@ pub struct Gap {
     pub count: u64,
 }
 
+/// Reason why a flight recorder wrote the file.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct Kept {
+    /// Time at which the reason was seen.
+    #[serde(rename = "at", with = "rfc3339")]
+    #[cfg_attr(test, schemars(with = "String"))]
+    pub at_unix_ns: u64,
+    /// Kind of reason: `late`, `pressure`, `signal`, `request`.
+    pub reason: String,
+    /// What was seen, e.g. `cpu.some 35 % over 2 s`; empty for a signal or a request.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub detail: String,
+}
+
 /// End of a recording.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
@@ -193,6 +210,7 @@ impl Serialize for Line {
             Line::Account(of) => Tagged { line: "account", of }.serialize(serializer),
             Line::Clock(of) => Tagged { line: "clock", of }.serialize(serializer),
             Line::Gap(of) => Tagged { line: "gap", of }.serialize(serializer),
+            Line::Kept(of) => Tagged { line: "kept", of }.serialize(serializer),
             Line::End(of) => Tagged { line: "end", of }.serialize(serializer),
             Line::Other => serializer.serialize_unit(),
         }
@@ -215,6 +233,7 @@ impl Line {
             Some("account") => Line::Account(serde_json::from_slice(text)?),
             Some("clock") => Line::Clock(serde_json::from_slice(text)?),
             Some("gap") => Line::Gap(serde_json::from_slice(text)?),
+            Some("kept") => Line::Kept(serde_json::from_slice(text)?),
             Some("end") => Line::End(serde_json::from_slice(text)?),
             Some(_) => Line::Other,
         })
@@ -239,6 +258,7 @@ impl Line {
             Line::Account(account) => instant(account.at_unix_ns),
             Line::Clock(clock) => instant(clock.at_unix_ns),
             Line::Gap(gap) => Some((gap.start_unix_ns, gap.start_unix_ns.saturating_add(gap.duration_ns))),
+            Line::Kept(kept) => instant(kept.at_unix_ns),
             Line::End(end) => instant(end.at_unix_ns),
             Line::Other => None,
         }

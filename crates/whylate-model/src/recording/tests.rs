@@ -89,6 +89,8 @@ fn each_line_kind_round_trips() {
         Line::Account(Account { at_unix_ns: 5_000, lost: [("torn".to_owned(), 2)].into() }),
         Line::Clock(Clock { at_unix_ns: 5_000, monotonic_ns: 6, boottime_ns: 7 }),
         Line::Gap(Gap { start_unix_ns: 5_000, duration_ns: 3, reason: "suspended".to_owned(), count: 0 }),
+        Line::Kept(Kept { at_unix_ns: 5_000, reason: "pressure".to_owned(), detail: "cpu.some".to_owned() }),
+        Line::Kept(Kept { at_unix_ns: 5_000, reason: "signal".to_owned(), detail: String::new() }),
         Line::End(End { at_unix_ns: 5_000 }),
     ];
     for line in lines {

@@ -15,6 +15,7 @@ pub(crate) mod error;
 pub(crate) mod first_thread;
 pub(crate) mod heartbeat;
 pub(crate) mod in_flight;
+pub mod least_privilege;
 pub(crate) mod loaded_code;
 pub(crate) mod lock;
 pub mod mapped;

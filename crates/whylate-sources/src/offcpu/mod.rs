@@ -56,6 +56,9 @@ mod skel {
 /// Walks per second unless another rate is set: low enough to cost little, and no divisor of common periods.
 pub const DEFAULT_HZ: u32 = 9;
 
+/// Walks per second where little CPU time counts for more than stacks of short waits ([`CommonOptions::is_sparing`]).
+const SPARING_HZ: u32 = 1;
+
 /// Accepted rates, in walks per second.
 pub const RATES_HZ: std::ops::RangeInclusive<u32> = 1..=999;
 
@@ -214,6 +217,9 @@ impl Source for OffcpuOptions {
             (self.explain_sleeps_over_ns, self.held_up_alone) = (Some(over_ns), true);
         }
         self.threads = asked.threads;
+        if asked.is_sparing {
+            (self.rate_hz, self.user_stacks) = (SPARING_HZ, false);
+        }
     }
 
     fn takes(&self, backend: &str) -> BackendUse {

@@ -196,6 +196,9 @@ pub struct CommonOptions {
     pub explain_held_up_over_ns: Option<u64>,
     /// Distinguish as many series as the source can without more programs.
     pub in_detail: bool,
+    /// Measure at longer intervals and capture no user stacks, for a run without an end that reports no stacks, and
+    /// whose other results are sums of many seconds.
+    pub is_sparing: bool,
     /// Add to late events the evidence that their causes were derived from.
     pub keep_evidence: bool,
     /// Threads to measure, for sources that measure threads.

@@ -50,6 +50,9 @@ mod skel {
 /// Accepted periods in ns, which are those of the kernel's tracer.
 pub const PERIODS_NS: std::ops::RangeInclusive<u64> = 100_000..=1_000_000_000;
 
+/// Period where little CPU time counts for more than every short delay ([`CommonOptions::is_sparing`]).
+const SPARING_PERIOD_NS: u64 = 20_000_000;
+
 /// Interval at which late events are to be drained, which also collects activations: buffers last for twice as long.
 pub const POLLED_EVERY: std::time::Duration = std::time::Duration::from_millis(250);
 
@@ -188,6 +191,9 @@ impl Source for TimerlatOptions {
 
     fn ask(&mut self, asked: CommonOptions) {
         (self.explain_over_ns, self.keep_evidence) = (asked.explain_over_ns, asked.keep_evidence);
+        if asked.is_sparing {
+            self.period_ns = self.period_ns.max(SPARING_PERIOD_NS);
+        }
     }
 
     fn takes(&self, backend: &str) -> BackendUse {

@@ -175,7 +175,7 @@ fn each_line(recording: &Recording, reports_missing: bool, take: &mut dyn FnMut(
     };
     drive(&mut replay, &mut Lines(&mut add))?;
     if reports_missing {
-        replay.played().report_missing();
+        replay.played().report_notes();
     }
     Ok(replay.header().clone())
 }

@@ -11,9 +11,10 @@ use anyhow::{Context as _, anyhow};
 use clap::Args;
 use jiff::Timestamp;
 use signal_hook::consts::SIGUSR1;
-use whylate_model::recording::Header;
+use whylate_model::recording::{Header, Kept as KeptLine};
 use whylate_model::units::printable;
 use whylate_sources::kernel::clock;
+use whylate_sources::kernel::least_privilege::ReducedCapabilities;
 use whylate_sources::kernel::pressure::{PressureThreshold, PressureTrigger};
 
 use crate::cli::UsageError;
@@ -154,20 +155,47 @@ impl Kept {
         self.keep.is_some() || self.max_size.is_some() || self.ring.is_some()
     }
 
-    /// Opens the store to write to, and returns it with its printable name.
+    /// Checks the name of what is recorded to; `option` is the one that takes it.
     ///
     /// # Errors
-    /// Fails if the file or directory cannot be written, or an option needs a directory.
-    pub fn store(&self, output: Option<&Path>, host: &str) -> anyhow::Result<(Box<dyn Store>, String)> {
-        let retention = Retention { keep_ns: self.keep, most_bytes: self.max_size, min_free: self.min_free };
-        let is_directory = |path: &Path| path.is_dir() || path.as_os_str().as_encoded_bytes().ends_with(b"/");
-        let directory = match output {
-            Some(path) if is_directory(path) => Some(path.to_owned()),
+    /// Fails if an option needs a directory, or the name of a file has another extension.
+    pub fn check(&self, output: Option<&Path>, option: &str) -> anyhow::Result<()> {
+        if self.directory(output).is_some() {
+            return Ok(());
+        }
+        if self.needs_recording() {
+            let what = format!(
+                "--keep, --max-size and --ring need a directory: give one with {option}, e.g. {option} recordings/"
+            );
+            return Err(UsageError(anyhow!(what)).into());
+        }
+        match output.filter(|path| !is_recording(path)) {
+            Some(path) => {
+                let name = printable(&path.to_string_lossy());
+                let what = format!("cannot write {name}: its name must end in .{EXTENSION}, or in / for a directory");
+                Err(UsageError(anyhow!(what)).into())
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Returns the directory to record to; `None` if it is a file.
+    fn directory(&self, output: Option<&Path>) -> Option<PathBuf> {
+        match output {
+            Some(path) if path.is_dir() || path.as_os_str().as_encoded_bytes().ends_with(b"/") => Some(path.to_owned()),
             None if self.ring.is_some() => Some(PathBuf::from(FLIGHTS)),
             _ => None,
-        };
+        }
+    }
+
+    /// Opens the store to write to, which [`Kept::check`] has accepted, and returns it with its printable name.
+    ///
+    /// # Errors
+    /// Fails if the file or directory cannot be written.
+    pub fn store(&self, output: Option<&Path>, host: &str) -> anyhow::Result<(Box<dyn Store>, String)> {
+        let retention = Retention { keep_ns: self.keep, most_bytes: self.max_size, min_free: self.min_free };
         let named = |path: &Path| printable(&path.to_string_lossy());
-        if let Some(directory) = directory {
+        if let Some(directory) = self.directory(output) {
             let name = named(&directory);
             let store =
                 DirectoryStore::open(&directory, retention).with_context(|| format!("cannot record to {name}"))?;
@@ -176,19 +204,10 @@ impl Kept {
             let when = When { before_ns, after_ns: self.after, late_from_ns, files_an_hour };
             return Ok((Box::new(RingStore::new(when, store)), name));
         }
-        if self.keep.is_some() || self.max_size.is_some() || self.ring.is_some() {
-            let what = "--keep, --max-size and --ring need a directory: give one with -o, e.g. -o recordings/";
-            return Err(UsageError(anyhow!(what)).into());
-        }
         let path = match output {
             Some(path) => path.to_owned(),
             None => default_name(host)?,
         };
-        if !is_recording(&path) {
-            let what =
-                format!("cannot write {}: its name must end in .{EXTENSION}, or in / for a directory", named(&path));
-            return Err(UsageError(anyhow!(what)).into());
-        }
         let name = named(&path);
         let store = FileStore::create(&path, self.min_free).with_context(|| format!("cannot write {name}"))?;
         Ok((Box::new(store), name))
@@ -216,12 +235,18 @@ pub struct Triggers {
 }
 
 impl Triggers {
-    /// Returns whether a file was asked for since the last call. Prints why a trigger can no longer fire.
-    pub fn have_fired(&mut self) -> bool {
-        let mut is_asked = self.is_asked.swap(false, Ordering::Relaxed);
-        self.pressure.retain(|trigger| match trigger.has_fired() {
-            Ok(has_fired) => {
-                is_asked |= has_fired;
+    /// Forgets the pressure until now, once everything is attached.
+    pub fn begin(&mut self) {
+        self.pressure.iter_mut().for_each(PressureTrigger::restart);
+    }
+
+    /// Returns the reasons for a file since the last call. Prints why a trigger can no longer fire.
+    pub fn fired(&mut self) -> Vec<KeptLine> {
+        let is_asked = self.is_asked.swap(false, Ordering::Relaxed);
+        let mut fired: Vec<KeptLine> = is_asked.then(|| reason("signal", String::new())).into_iter().collect();
+        self.pressure.retain_mut(|trigger| match trigger.exceeded() {
+            Ok(pressure) => {
+                fired.extend(pressure.map(|pressure| reason("pressure", pressure)));
                 true
             }
             Err(problem) => {
@@ -229,8 +254,13 @@ impl Triggers {
                 false
             }
         });
-        is_asked
+        fired
     }
+}
+
+/// Returns the line of a recording for a reason that is seen now.
+pub fn reason(kind: &str, detail: String) -> KeptLine {
+    KeptLine { at_unix_ns: clock::unix_ns(), reason: kind.to_owned(), detail }
 }
 
 /// Returns a file name made of host and time. Only plain characters of the host's name are used.
@@ -242,13 +272,20 @@ pub fn default_name(host: &str) -> anyhow::Result<PathBuf> {
     Ok(PathBuf::from(format!("{host}-{}.{EXTENSION}", stamp.strftime("%Y-%m-%dT%H%M%SZ"))))
 }
 
+/// Gives up the capabilities that are not needed once everything is attached, until the result is dropped.
+pub fn reduce_capabilities(writes_files: bool) -> Option<ReducedCapabilities> {
+    let reduced = ReducedCapabilities::reduce(writes_files);
+    reduced.inspect_err(|error| say!("whylate: cannot give up capabilities: {error:#}")).ok()
+}
+
 /// Records until a signal or the end of the duration.
 ///
 /// # Errors
 /// Fails if no source can attach, or the recording cannot be started.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    arguments.kept.check(arguments.output.as_deref(), "-o")?;
     let watch = Watch::of_signals().context("cannot watch for Ctrl-C")?;
-    let triggers = arguments.kept.triggers()?;
+    let mut triggers = arguments.kept.triggers()?;
     let machine = about::this_machine();
     let (store, name) = arguments.kept.store(arguments.output.as_deref(), &machine.host)?;
     let wish = Wish {
@@ -256,6 +293,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         why_ns: arguments.why,
         surely_from_ns: arguments.kept.on_late,
         in_detail: true,
+        is_sparing: false,
         cpus: arguments.own.asked(),
     };
     let Some(sources) = Sources::attach(&watch, &wish, "record")? else { return Ok(()) };
@@ -267,10 +305,13 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     };
     let (mut live, header) = Live::begin(sources, &wish, watch, pace)?;
     let recorder = Recorder::start(store, Header { every_ns: Some(arguments.every), ..header })?;
+    triggers.begin();
+    let reduced = reduce_capabilities(true);
     let progress = Progress::new(format!("Recording to {name}")).until_interrupted();
     let mut recording = Recording { recorder, triggers, progress, started: Instant::now(), late: 0, lost: 0 };
     drive(&mut live, &mut recording)?;
-    drop(live);
+    // Detaching restores settings.
+    drop((reduced, live));
     let Recording { recorder, progress, .. } = recording;
     drop(progress);
     let files = recorder.finish()?;
@@ -297,9 +338,7 @@ struct Recording {
 
 impl Sink for Recording {
     fn poll(&mut self) -> anyhow::Result<ControlFlow<()>> {
-        if self.triggers.have_fired() {
-            self.recorder.request_file();
-        }
+        self.triggers.fired().into_iter().for_each(|reason| self.recorder.request_file(reason));
         Ok(ControlFlow::Continue(()))
     }
 

@@ -13,10 +13,11 @@ use whylate_model::sources::{CARDS, SHARED, named};
 use whylate_model::totals::Totals;
 use whylate_model::{Card, LateEvent};
 use whylate_sources::kernel::clock;
+use whylate_sources::kernel::memory::release_freed;
 use whylate_sources::kernel::passed_sockets::notify_ready;
 
 use crate::cli::arguments::OwnCpus;
-use crate::cli::record::{Kept, Triggers, every};
+use crate::cli::record::{Kept, Triggers, every, reason, reduce_capabilities};
 use crate::cli::values::{duration_ns, source};
 use crate::cli::{Origin, UsageError};
 use crate::engine::live::{Live, NOW_AND_THEN, Pace};
@@ -74,6 +75,9 @@ pub struct Arguments {
     kept: Kept,
 }
 
+/// Interval at which freed memory is returned to the system.
+const RELEASE_EVERY: Duration = Duration::from_secs(60);
+
 /// Address without `--listen`.
 const DEFAULT: &str = "127.0.0.1:9797";
 
@@ -88,6 +92,9 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
     if arguments.kept.needs_recording() && arguments.record.is_none() {
         let what = "--ring, --keep and --max-size are for a recording: add --record DIR/";
         return Err(UsageError(anyhow!(what)).into());
+    }
+    if let Some(path) = &arguments.record {
+        arguments.kept.check(Some(path), "--record")?;
     }
     let listeners = arguments.listeners()?;
     let names: Vec<String> = listeners.iter().map(Listener::name).collect();
@@ -116,18 +123,21 @@ impl Arguments {
 
 fn live(arguments: &Arguments, listeners: Vec<Listener>, names: &[String]) -> anyhow::Result<()> {
     let watch = Watch::of_signals().context("cannot watch for Ctrl-C")?;
-    let triggers = arguments.kept.triggers()?;
+    let mut triggers = arguments.kept.triggers()?;
     let wish = Wish {
         only: arguments.sources.clone(),
         why_ns: arguments.why,
         surely_from_ns: arguments.kept.on_late,
         in_detail: true,
+        // A recording has as much detail as one of `whylate record`.
+        is_sparing: arguments.record.is_none(),
         cpus: arguments.own.asked(),
     };
     let Some(sources) = Sources::attach(&watch, &wish, "measure")? else { return Ok(()) };
-    let measured: Vec<&str> = sources.looking.iter().map(|feed| feed.card.name).collect();
+    let measuring = |card: &Card| sources.looking.iter().find(|feed| feed.card.name == card.name);
+    let backend = |card: &Card| measuring(card).map(|feed| feed.source.backend.to_owned());
     let wanted = CARDS.iter().filter(|card| wish.takes(card));
-    let attached = wanted.map(|card| (card.name, measured.contains(&card.name))).collect();
+    let attached = wanted.map(|card| (card.name, backend(card))).collect();
     let interval = Duration::from_nanos(arguments.every);
     let pace = Pace {
         interval: Some(interval),
@@ -143,6 +153,8 @@ fn live(arguments: &Arguments, listeners: Vec<Listener>, names: &[String]) -> an
         }
         None => None,
     };
+    triggers.begin();
+    let reduced = reduce_capabilities(recorder.is_some());
     let mut exporter = Exporter::new(clock::unix_ns(), attached, arguments.why, interval);
     (exporter.recorder, exporter.triggers) = (recorder, Some(triggers));
     exporter.publish(false)?;
@@ -151,7 +163,8 @@ fn live(arguments: &Arguments, listeners: Vec<Listener>, names: &[String]) -> an
     notify_ready();
     say!("whylate: serving at {} (Ctrl-C ends it)", names.join(", "));
     let driven = drive(&mut live, &mut exporter);
-    drop((server, live));
+    // Detaching restores settings.
+    drop((server, reduced, live));
     exporter.recorder.take().map_or(Ok(()), Recorder::end).and(driven)
 }
 
@@ -163,9 +176,14 @@ fn replay(
 ) -> anyhow::Result<()> {
     let watch = Watch::of_signals().context("cannot watch for Ctrl-C")?;
     let mut replay = Replay::new(recording.play()?);
+    for source in &arguments.sources {
+        replay.played().late_from_ns(source)?;
+    }
     let header = replay.header();
-    let attached = header.sources.iter().filter_map(|of| Some((named(&of.source)?.name, true)));
-    let attached = attached.chain(header.unmeasured.iter().filter_map(|of| Some((named(&of.source)?.name, false))));
+    let measured = header.sources.iter().map(|of| (&of.source, Some(of.backend.clone())));
+    let attached = measured.chain(header.unmeasured.iter().map(|of| (&of.source, None)));
+    let wanted = attached.filter(|(source, _)| arguments.sources.is_empty() || arguments.sources.contains(source));
+    let attached = wanted.filter_map(|(source, backend)| Some((named(source)?.name, backend)));
     let interval = Duration::from_nanos(arguments.every);
     let mut exporter = Exporter::new(header.start_unix_ns, attached.collect(), arguments.why, interval);
     let end = arguments.duration.and_then(|ns| Instant::now().checked_add(Duration::from_nanos(ns)));
@@ -188,13 +206,16 @@ fn replay(
 struct Exporter {
     totals: Totals,
     published: Arc<Published>,
-    attached: Vec<(&'static str, bool)>,
+    /// Each source that was requested, and its backend if it measures.
+    attached: Vec<(&'static str, Option<String>)>,
     interval: Duration,
     started_seconds: f64,
     cost: Cost,
     recorder: Option<Recorder>,
     triggers: Option<Triggers>,
     replayed: Option<Replayed>,
+    /// When freed memory was last returned to the system.
+    released: Instant,
 }
 
 /// How a recording is replayed.
@@ -210,11 +231,11 @@ struct Replayed {
 impl Exporter {
     fn new(
         started_unix_ns: u64,
-        attached: Vec<(&'static str, bool)>,
+        attached: Vec<(&'static str, Option<String>)>,
         late_from_ns: Option<u64>,
         interval: Duration,
     ) -> Self {
-        let measured = attached.iter().filter(|(_, measures)| *measures);
+        let measured = attached.iter().filter(|(_, backend)| backend.is_some());
         let cards = measured.filter_map(|(name, _)| named(name)).collect();
         Exporter {
             totals: Totals::new(started_unix_ns, cards, late_from_ns),
@@ -226,6 +247,7 @@ impl Exporter {
             recorder: None,
             triggers: None,
             replayed: None,
+            released: Instant::now(),
         }
     }
 
@@ -235,6 +257,8 @@ impl Exporter {
             sources: self.attached.clone(),
             started_seconds: self.started_seconds,
             refused: self.published.refused(),
+            // Otherwise an old recording would look as if whylate measured nothing.
+            replayed_unix_ns: self.replayed.is_some().then(clock::unix_ns),
             ..self.cost.now()
         };
         // A recording may have gaps, and ends.
@@ -243,10 +267,15 @@ impl Exporter {
         Ok(())
     }
 
+    /// Returns whether the metrics have this source: a recording may have more.
+    fn has(&self, card: &Card) -> bool {
+        self.attached.iter().any(|(name, _)| *name == card.name)
+    }
+
     fn add(&mut self, line: &Line) {
         match line {
             Line::Snapshot(snapshot) => {
-                if let Some(card) = named(&snapshot.source) {
+                if let Some(card) = named(&snapshot.source).filter(|card| self.has(card)) {
                     self.totals.snapshot(card, snapshot);
                 }
             }
@@ -258,7 +287,9 @@ impl Exporter {
 
 impl Sink for Exporter {
     fn late(&mut self, card: &'static Card, event: LateEvent) -> anyhow::Result<Option<LateEvent>> {
-        self.totals.late(card, &event);
+        if self.has(card) {
+            self.totals.late(card, &event);
+        }
         // Nothing but a recording needs it any more.
         Ok(self.recorder.is_some().then_some(event))
     }
@@ -267,9 +298,10 @@ impl Sink for Exporter {
         if self.published.has_ended() {
             bail!("the server has failed");
         }
-        let is_asked = self.triggers.as_mut().is_some_and(Triggers::have_fired) | self.published.take_request_to_keep();
-        if let (true, Some(recorder)) = (is_asked, &self.recorder) {
-            recorder.request_file();
+        let fired = self.triggers.as_mut().map(Triggers::fired).unwrap_or_default();
+        let request = self.published.take_request_to_keep().then(|| reason("request", String::new()));
+        if let Some(recorder) = &self.recorder {
+            fired.into_iter().chain(request).for_each(|reason| recorder.request_file(reason));
         }
         Ok(ControlFlow::Continue(()))
     }
@@ -282,13 +314,17 @@ impl Sink for Exporter {
         self.totals.end_span(span_ns.unwrap_or(0));
         tick.report_problems();
         for source in &tick.failed {
-            self.attached.iter_mut().filter(|(name, _)| name == source).for_each(|(_, measures)| *measures = false);
+            self.attached.iter_mut().filter(|(name, _)| name == source).for_each(|(_, backend)| *backend = None);
         }
         if let Some(recorder) = &mut self.recorder {
             recorder.tick(tick.lines);
             recorder.take_problem().into_iter().for_each(|problem| say!("whylate: {problem}"));
         }
         self.publish(true)?;
+        if self.released.elapsed() >= RELEASE_EVERY {
+            release_freed();
+            self.released = Instant::now();
+        }
         if let Some(Replayed { watch, speed, end, is_over }) = &mut self.replayed {
             let pause = Duration::from_secs_f64((span_ns.unwrap_or(0) as f64 / 1e9 / *speed).min(3_600.0));
             let until = Instant::now() + pause;

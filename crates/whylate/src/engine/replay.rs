@@ -174,12 +174,12 @@ impl Replay {
         Tick { is_due, is_after_gap, ..Tick::default() }
     }
 
-    /// Reports on standard error what is missing of the span.
+    /// Reports on standard error why the recording was kept, and what is missing of the span.
     ///
     /// # Errors
     /// When it had no snapshot.
     pub fn finish(&self) -> anyhow::Result<()> {
-        self.played.report_missing();
+        self.played.report_notes();
         self.ensure_any()
     }
 

@@ -58,6 +58,8 @@ pub struct Wish {
     pub surely_from_ns: Option<u64>,
     /// Splits series by as many labels as each source can.
     pub in_detail: bool,
+    /// Measures at longer intervals and without user stacks, for a run without an end that reports no stacks.
+    pub is_sparing: bool,
     /// CPUs for whylate's own threads and timers; empty for all usable ones.
     pub cpus: Vec<u32>,
 }
@@ -131,6 +133,7 @@ pub(super) fn attach_each(
                 .held_up
                 .map(|judged| wish.at_most(wish.why_ns.unwrap_or(judged.late_from_ns))),
             in_detail: wish.in_detail,
+            is_sparing: wish.is_sparing,
             ..CommonOptions::default()
         });
         match source.attach(&session) {

@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, anyhow, bail};
 use rustix::process::{Pid, Signal, getpid, kill_process};
 use whylate_sources::kernel::credentials::end_with_this_thread;
+use whylate_sources::kernel::least_privilege::pass_capabilities_on;
 
 /// Time for the process to start and to write, beside what it measures.
 const OVERHEAD: Duration = Duration::from_secs(60);
@@ -110,6 +111,8 @@ impl Child {
         let (sender, made) = channel();
         let seen = Arc::clone(&is_canceled);
         let thread = thread::Builder::new().name("whylate-profile".to_owned()).spawn(move || {
+            // The process measures, too. If the kernel refuses this, it says what it lacks.
+            let _ = pass_capabilities_on();
             // This thread lives as long as the process, which ends with it.
             let _ = sender.send(make(kind, seconds, &scratch.0, &seen, deadline));
             drop(scratch);

@@ -26,8 +26,11 @@ pub trait Store: Send {
     /// Ends the recording.
     fn finish(&mut self) -> io::Result<()>;
 
-    /// Notes a reason to write a file: a late event of this latency, or with `None` the user's request.
-    fn trigger(&mut self, _latency_ns: Option<u64>) {}
+    /// Notes a reason to write a file: a late event of this latency, or with `None` a request. Returns whether the
+    /// recording is to state the reason: each request, and the first late event since the last frame.
+    fn trigger(&mut self, _latency_ns: Option<u64>) -> bool {
+        false
+    }
 
     /// Takes the reason why data that stays in memory was not written.
     fn take_problem(&mut self) -> Option<String> {

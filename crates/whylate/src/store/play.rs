@@ -12,7 +12,7 @@ use jiff::tz::TimeZone;
 use rustix::fs::{FlockOperation, OFlags, flock};
 use rustix::io::Errno;
 use whylate_model::Snapshot;
-use whylate_model::recording::{Damage, Gap, Header, Line, Reader};
+use whylate_model::recording::{Damage, Gap, Header, Kept, Line, Reader};
 use whylate_model::units::{format_ns, printable, rfc3339};
 
 use super::times::Given;
@@ -53,6 +53,8 @@ pub struct Played {
     gaps: Vec<Gap>,
     /// Number of gaps beyond `GAPS`.
     more_gaps: u64,
+    /// Reasons why the file was written, at most `GAPS`.
+    kept: Vec<Kept>,
     is_ended: bool,
     /// Whether lines remain unread, of which one may end the recording.
     has_more: bool,
@@ -101,6 +103,7 @@ impl Recording {
             speed: self.speed,
             gaps: Vec::new(),
             more_gaps: 0,
+            kept: Vec::new(),
             is_ended: false,
             has_more: true,
             last_ns: 0,
@@ -165,6 +168,11 @@ impl Played {
                     self.more_gaps += 1;
                 }
             }
+            if let Line::Kept(kept) = &line
+                && self.kept.len() < GAPS
+            {
+                self.kept.push(kept.clone());
+            }
             return Ok(Some(line));
         }
         self.has_more = false;
@@ -212,8 +220,9 @@ impl Played {
         }
     }
 
-    /// Reports the missing parts of the span on standard error.
-    pub fn report_missing(&self) {
+    /// Reports on standard error why the file was written, and the missing parts of the span.
+    pub fn report_notes(&self) {
+        self.kept.iter().for_each(|kept| say!("whylate: {}: {}", self.name, kept_message(kept)));
         self.missing().iter().for_each(|missing| say!("whylate: {missing}"));
     }
 
@@ -241,6 +250,18 @@ impl Played {
             });
         }
         messages.iter().map(|message| format!("{}: {message}", self.name)).collect()
+    }
+}
+
+/// Returns a message about why a recording was written.
+pub fn kept_message(kept: &Kept) -> String {
+    let Kept { at_unix_ns, reason, detail } = kept;
+    let at = rfc3339::format(*at_unix_ns);
+    match (reason.as_str(), printable(detail)) {
+        ("signal", _) => format!("kept because of SIGUSR1 at {at}"),
+        ("request", _) => format!("kept by request at {at}"),
+        ("late" | "pressure", detail) => format!("kept because of {detail} at {at}"),
+        (other, detail) => format!("kept at {at} ({} {detail})", printable(other)),
     }
 }
 

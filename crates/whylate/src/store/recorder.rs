@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
@@ -14,7 +14,8 @@ use anyhow::{Context as _, anyhow, bail};
 use rustix::io::Errno;
 use whylate_model::LateEvent;
 use whylate_model::late::LateKind;
-use whylate_model::recording::{Clock, Frame, Gap, Header, Index, Line};
+use whylate_model::recording::{Clock, Frame, Gap, Header, Index, Kept, Line};
+use whylate_model::units::format_ns;
 use whylate_sources::kernel::clock;
 
 use super::destination::Store;
@@ -33,6 +34,8 @@ const CLOCK_EVERY_NS: u64 = 60_000_000_000;
 const STEP_NS: u64 = 100_000_000;
 /// Maximum number of late events and stacks that wait for a disk or a screen.
 pub const MAX_QUEUED: usize = 100_000;
+/// Maximum number of requests for a file that one tick states.
+const MAX_REQUESTS: usize = 16;
 /// Maximum number of other lines that are held while nothing can be written.
 const MAX_HELD: usize = 1_000;
 
@@ -46,8 +49,8 @@ struct Status {
     files: Mutex<Vec<PathBuf>>,
     /// Reason why nothing is written now.
     problem: Mutex<Option<String>>,
-    /// Whether a file was requested.
-    is_requested: AtomicBool,
+    /// Why a file was requested, since the last tick.
+    requests: Mutex<Vec<Kept>>,
     /// Late events and stacks that wait for the disk.
     queued: AtomicUsize,
 }
@@ -154,9 +157,13 @@ impl Recorder {
         (count > 0).then_some(Line::Gap(Gap { start_unix_ns, duration_ns, reason, count }))
     }
 
-    /// Requests a file of the frames kept in memory.
-    pub fn request_file(&self) {
-        self.status.is_requested.store(true, Ordering::Relaxed);
+    /// Requests a file of the frames kept in memory, which states the reason.
+    pub fn request_file(&self, reason: Kept) {
+        if let Ok(mut requests) = self.status.requests.lock()
+            && requests.len() < MAX_REQUESTS
+        {
+            requests.push(reason);
+        }
     }
 
     /// Bytes written.
@@ -293,10 +300,13 @@ impl Writer {
     }
 
     fn tick(&mut self, mut lines: Tick) {
-        if self.status.is_requested.swap(false, Ordering::Relaxed) {
-            self.store.trigger(None);
-        }
         let start_ns = start_unix_ns_of(&lines);
+        let requests = self.status.requests.lock().map(|mut requests| std::mem::take(&mut *requests));
+        for request in requests.unwrap_or_default() {
+            if self.store.trigger(None) {
+                lines.push(Line::Kept(request));
+            }
+        }
         lines.splice(..0, self.try_resume(Some(start_ns)));
         if self.pause.is_none() && !self.store.has_room().unwrap_or(true) {
             self.halt(&Errno::NOSPC.into());
@@ -310,6 +320,8 @@ impl Writer {
             return;
         }
         self.check_clocks(&mut lines);
+        let late = self.late_enough(&lines);
+        lines.extend(late);
         self.add(&lines);
         let is_full = self.open.as_ref().is_some_and(|open| {
             open.ticks >= frames::MAX_TICKS
@@ -344,14 +356,20 @@ impl Writer {
         }
     }
 
+    /// Returns a line about the first late event that is a reason to write a file, if one is.
+    fn late_enough(&mut self, lines: &[Line]) -> Option<Line> {
+        let snapshots = lines.iter().filter_map(|line| if let Line::Snapshot(of) = line { Some(of) } else { None });
+        let events = snapshots.flat_map(|snapshot| snapshot.late.iter().map(|event| (&snapshot.source, event)));
+        let mut late = events.filter(|(_, event)| is_late(event));
+        let (source, event) = late.find(|(_, event)| self.store.trigger(Some(event.latency_ns)))?;
+        let cause = event.causes.iter().max_by_key(|cause| cause.ns);
+        let cause = cause.map_or_else(String::new, |cause| format!(", mostly {} {}", cause.kind.name(), cause.who));
+        let detail = format!("{source}: {} waited {}{cause}", event.subject, format_ns(event.latency_ns));
+        Some(Line::Kept(Kept { at_unix_ns: event.at_unix_ns, reason: "late".to_owned(), detail }))
+    }
+
     /// Adds the lines of one tick to the frame, and writes them so that they can be read.
     fn add(&mut self, lines: &[Line]) {
-        let events = lines.iter().filter_map(|line| match line {
-            Line::Snapshot(snapshot) => Some(&snapshot.late),
-            _ => None,
-        });
-        let late = events.flatten().filter(|event| is_late(event));
-        late.for_each(|event| self.store.trigger(Some(event.latency_ns)));
         let added = self.add_to_frame(lines).and_then(|()| self.write_out());
         if let Err(error) = added {
             self.halt(&error);

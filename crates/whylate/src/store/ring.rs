@@ -169,11 +169,15 @@ impl Store for RingStore {
         self.current.clear();
     }
 
-    fn trigger(&mut self, latency_ns: Option<u64>) {
-        self.is_triggered |= match latency_ns {
-            Some(latency_ns) => self.when.late_from_ns.is_some_and(|from_ns| latency_ns >= from_ns),
+    fn trigger(&mut self, latency_ns: Option<u64>) -> bool {
+        let is_stated = match latency_ns {
+            Some(latency_ns) => {
+                !self.is_triggered && self.when.late_from_ns.is_some_and(|from_ns| latency_ns >= from_ns)
+            }
             None => true,
         };
+        self.is_triggered |= is_stated;
+        is_stated
     }
 
     fn take_problem(&mut self) -> Option<String> {
@@ -235,10 +239,9 @@ mod tests {
         let when = When { before_ns: 10 * SECOND_NS, after_ns: 0, late_from_ns, files_an_hour: 2 };
         let mut ring = RingStore::new(when, store);
         (0..30).for_each(|second| write_frame(&mut ring, second));
-        ring.trigger(Some(99));
-        assert!(!ring.wants_end() && ring.files().is_empty());
-        ring.trigger(Some(100));
-        assert!(ring.wants_end());
+        assert!(!ring.trigger(Some(99)) && !ring.wants_end() && ring.files().is_empty());
+        assert!(ring.trigger(Some(100)) && ring.wants_end());
+        assert!(!ring.trigger(Some(100)) && ring.trigger(None), "the first late event and each request are stated");
         write_frame(&mut ring, 30);
         assert_eq!(ring.files().len(), 1);
         assert_eq!(frames_of(&ring.files()[0]), 11, "of the seconds 20 to 30");

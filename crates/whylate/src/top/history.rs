@@ -8,7 +8,7 @@ use std::io::{self, Read as _};
 use std::ops::Range;
 
 use whylate_model::overview::SourceSummary;
-use whylate_model::recording::{Account, Clock, Gap, Line};
+use whylate_model::recording::{Account, Clock, Gap, Kept, Line};
 use whylate_model::{Card, LateEvent, Merger, Snapshot};
 
 /// Zstd compression level. Lines are a few kilobytes: a higher level costs more CPU time than the bytes it saves.
@@ -41,6 +41,8 @@ pub struct Tick {
     pub lost: BTreeMap<String, u64>,
     /// Gaps before the tick's end, and its clock readings, as recorded.
     gaps: Vec<Gap>,
+    /// Why the recording was written, as recorded.
+    kept: Vec<Kept>,
     clock: Option<Clock>,
     packed: Vec<(&'static Card, Box<[u8]>)>,
     /// Sources with stacks that name processes.
@@ -78,6 +80,7 @@ impl Tick {
         });
         let account = Account { at_unix_ns: self.end_unix_ns, lost: self.lost.clone() };
         let others = self.gaps.iter().cloned().map(Line::Gap).chain(self.clock.map(Line::Clock));
+        let others = others.chain(self.kept.iter().cloned().map(Line::Kept));
         others.chain(snapshots).chain((!self.lost.is_empty()).then_some(Line::Account(account))).collect()
     }
 
@@ -166,6 +169,7 @@ impl History {
             late: Vec::new(),
             lost: BTreeMap::new(),
             gaps: Vec::new(),
+            kept: Vec::new(),
             clock: None,
             packed: Vec::new(),
             with_programs: Vec::new(),
@@ -190,6 +194,10 @@ impl History {
                     if tick.gaps.len() < MAX_GAPS {
                         tick.gaps.push(gap);
                     }
+                }
+                Line::Kept(kept) if tick.kept.len() < MAX_GAPS => {
+                    tick.bytes += size_of::<Kept>() + kept.reason.len() + kept.detail.len();
+                    tick.kept.push(kept);
                 }
                 Line::Clock(clock) => tick.clock = Some(clock),
                 _ => {}

@@ -16,6 +16,7 @@ use super::view_kind::ViewKind;
 use super::window::Window;
 use crate::render::text::fit::fitted;
 use crate::render::text::overview::Sentences;
+use crate::store::play::kept_message;
 
 /// Reason of a gap: the screen was too slow for the ticks.
 pub const SLOW_SCREEN: &str = "slow_screen";
@@ -206,6 +207,9 @@ impl State {
                 && gap.reason == SLOW_SCREEN
             {
                 self.missed = self.missed.saturating_add(gap.count);
+            }
+            if let Line::Kept(kept) = line {
+                self.said = kept_message(kept);
             }
         }
         if let Err(error) = self.window.history.add(lines) {

@@ -130,7 +130,17 @@ const LINES: [(&str, Lines); 21] = [
             // It serves until it is stopped.
             (SUCCESS, &["serve --help", "replay LATE serve --listen 127.0.0.1:0 -d 1ms"]),
             (FAILURE, &["replay LATE serve --listen 192.0.2.1:1"]),
-            (USAGE, &["serve --nonsense", "serve --listen 9797", "serve --every 1ms", "serve --ring 1m"]),
+            (
+                USAGE,
+                &[
+                    "serve --nonsense",
+                    "serve --listen 9797",
+                    "serve --every 1ms",
+                    "serve --ring 1m",
+                    "serve --record OUT/x.whylate --ring 1m",
+                    "serve --record OUT/x.svg",
+                ],
+            ),
             (NOT_POSSIBLE, &["serve --listen 127.0.0.1:0"]),
         ],
     ),

@@ -3,6 +3,7 @@
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -68,7 +69,12 @@ impl Served {
 
     /// Starts a command that serves, also on a free port.
     pub fn start(arguments: &[&str]) -> Result<Self> {
-        let mut running = Running::of(whylate(arguments).args(["--listen", "127.0.0.1:0"]))?;
+        Self::of(&mut whylate(arguments))
+    }
+
+    /// Starts a command whose last words are those of one that serves, also on a free port.
+    pub fn of(command: &mut Command) -> Result<Self> {
+        let mut running = Running::of(command.args(["--listen", "127.0.0.1:0"]))?;
         let mut said = BufReader::new(running.stderr()?);
         let mut all = String::new();
         let address = loop {

@@ -16,7 +16,7 @@ use crate::client::{Served, get};
 use crate::lock::{lock_machine, lock_machine_to_inject};
 use crate::running::whylate;
 
-const TIMEOUT: Duration = Duration::from_secs(60);
+pub const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Returns the sum of a metric's samples with this text in their labels.
 fn sum(served: &Served, metric: &str, labels: &str) -> Result<f64> {
@@ -35,7 +35,7 @@ fn wait_for(what: &str, mut is_there: impl FnMut() -> Result<bool>) -> Result<()
     Ok(())
 }
 
-fn recordings(directory: &Path) -> Vec<PathBuf> {
+pub fn recordings(directory: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path());
     entries.filter(|path| path.extension().is_some_and(|extension| extension == "whylate")).collect()
 }
@@ -127,5 +127,48 @@ fn profile_and_report_are_made_one_at_a_time() -> Result<()> {
     ensure!(profile[body..].starts_with(&[0x1f, 0x8b]), "it is no compressed profile");
     let report = get(&served, "/debug/report?seconds=1", "")?;
     ensure!(report.status == 200 && report.text().starts_with("<!"), "{:.200}", report.text());
+    Ok(())
+}
+
+/// Returns a set of capabilities of each thread of the exporter.
+fn capabilities(served: &Served, set: &str) -> Result<Vec<u64>> {
+    let mut all = Vec::new();
+    for entry in fs::read_dir(format!("/proc/{}/task", served.running.pid()))? {
+        let status = fs::read_to_string(entry?.path().join("status"))?;
+        let mask = status.lines().find_map(|line| line.strip_prefix(set)?.strip_prefix(':')).context(set.to_owned())?;
+        all.push(u64::from_str_radix(mask.trim(), 16)?);
+    }
+    ensure!(all.len() > 4, "it has more threads");
+    Ok(all)
+}
+
+/// Bits of capabilities(7).
+const SYS_ADMIN: u64 = 1 << 21;
+const SYS_MODULE: u64 = 1 << 16;
+const SYS_NICE: u64 = 1 << 23;
+const DAC_OVERRIDE: u64 = 1 << 1;
+const BPF: u64 = 1 << 39;
+
+#[test]
+fn capabilities_that_are_not_needed_are_given_up() -> Result<()> {
+    let Some(_lock) = lock_machine() else { return Ok(()) };
+    // As a unit of systemd: the second process gets no more than this one permits.
+    let mut command = Command::new("setpriv");
+    command.args(["--no-new-privs", env!("CARGO_BIN_EXE_whylate"), "serve", "--every", "500ms"]);
+    let served = Served::of(&mut command)?;
+    wait_for("it is ready", || Ok(get(&served, "/-/ready", "")?.status == 200))?;
+    for effective in capabilities(&served, "CapEff")? {
+        ensure!(effective & (SYS_ADMIN | SYS_NICE | SYS_MODULE | DAC_OVERRIDE) == 0, "{effective:#x}");
+        ensure!(effective & BPF != 0, "{effective:#x}");
+    }
+    for permitted in capabilities(&served, "CapPrm")? {
+        ensure!(permitted & (SYS_MODULE | DAC_OVERRIDE) == 0 && permitted & SYS_ADMIN != 0, "{permitted:#x}");
+    }
+    let before = sum(&served, "whylate_wait_seconds_count", "timerlat")?;
+    wait_for("nothing is measured", || Ok(sum(&served, "whylate_wait_seconds_count", "timerlat")? > before))?;
+    ensure!(sum(&served, "whylate_attached", "")? >= 4.0, "sources have failed");
+    // It has what it needs, all the same.
+    let report = get(&served, "/debug/report?seconds=1", "")?;
+    ensure!(report.status == 200 && report.text().contains("timerlat"), "{:.200}", report.text());
     Ok(())
 }

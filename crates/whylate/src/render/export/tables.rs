@@ -431,7 +431,7 @@ impl Export for TableExport {
                 self.sink.add(Table::Lost, lost(None, "", span, &gap.reason, gap.count, true))?;
             }
             Line::Header(header) => self.sink.begin_recording(header)?,
-            Line::Clock(_) | Line::End(_) | Line::Other => {}
+            Line::Clock(_) | Line::Kept(_) | Line::End(_) | Line::Other => {}
         }
         Ok(())
     }

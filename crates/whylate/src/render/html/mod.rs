@@ -42,7 +42,7 @@ pub use read::recorded;
 
 use crate::engine::ticks::{Tick, add_lost};
 use crate::render::text::offcpu::chains::parts_of;
-use crate::store::play::gap_message;
+use crate::store::play::{gap_message, kept_message};
 use headline::{Victim, Victims};
 use listed::{ListedEvent, ListedEvents};
 use raw::{Embedded, Raw, Thinned};
@@ -72,6 +72,8 @@ pub struct ReportBuilder {
     lost_since: BTreeMap<String, u64>,
     raw: Raw,
     missing: Vec<String>,
+    /// Why the recording was written.
+    kept: Vec<String>,
 }
 
 /// The content of a page.
@@ -98,6 +100,8 @@ pub struct Report {
     pub embedded: Embedded,
     /// A message for each part of the span that is missing.
     pub missing: Vec<String>,
+    /// A message for each reason why the recording was written.
+    pub kept: Vec<String>,
     /// Time zone of the recorded machine.
     pub zone: TimeZone,
 }
@@ -131,6 +135,7 @@ impl ReportBuilder {
             lost_since: BTreeMap::new(),
             raw: Raw::begin(&header)?,
             missing: Vec::new(),
+            kept: Vec::new(),
             cards,
             header,
         })
@@ -178,6 +183,7 @@ impl ReportBuilder {
                     add_lost(&mut self.lost_since, account.lost.clone());
                 }
                 Line::Gap(gap) if self.missing.len() < GAPS => self.missing.push(gap_message(gap)),
+                Line::Kept(kept) if self.kept.len() < GAPS => self.kept.push(kept_message(kept)),
                 _ => {}
             }
         }
@@ -315,6 +321,7 @@ impl ReportBuilder {
             victim: self.victims.first(),
             embedded,
             missing: self.missing,
+            kept: self.kept,
             zone,
         })
     }

@@ -118,13 +118,17 @@ fn first_culprits(look: &Overview) -> String {
     out + "</ol>\n"
 }
 
-/// Returns what was measured, where and when: a line, and one for each part of the span that is missing.
+/// Returns what was measured, where and when: a line, one for each reason why it was kept, and one for each part of the
+/// span that is missing.
 fn about(report: &Report) -> String {
     let (from_ns, to_ns) = span(report);
     let ends = if to_ns.saturating_sub(from_ns) < tables::DAY_NS { "%H:%M:%S %:z" } else { "%Y-%m-%d %H:%M:%S %:z" };
     let (from, to) = (in_zone(from_ns, &report.zone, "%Y-%m-%d %H:%M:%S"), in_zone(to_ns, &report.zone, ends));
     let line = format!("{} ({}), {from} to {to}", name(&report.look.host), name(&report.header.kernel));
     let mut out = format!("<p class=\"what\">{}</p>\n", sentence(&line));
+    for kept in &report.kept {
+        let _ = writeln!(out, "<p class=\"what\">{}</p>", sentence(kept));
+    }
     for missing in &report.missing {
         let _ = writeln!(out, "<p class=\"advice\">Missing: {}</p>", sentence(missing));
     }
@@ -163,6 +167,7 @@ fn facts(report: &Report) -> String {
         header.sources.iter().map(|of| format!("{} ({})", name(&of.source), name(&of.backend))).collect();
     facts.push(("Measured", measured.join(", ")));
     facts.push(("Lost", lost(report)));
+    facts.extend(report.kept.iter().map(|kept| ("Kept", kept.clone())));
     facts.extend(report.missing.iter().map(|missing| ("Missing", missing.clone())));
     let (ticks, each) = report.slots.ticks();
     if each > 1 {

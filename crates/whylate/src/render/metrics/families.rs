@@ -29,8 +29,10 @@ pub struct Own {
     pub descriptors: u64,
     /// Start of this process, in seconds since 1970.
     pub started_seconds: f64,
-    /// Each source that was requested: its name, and whether it measures.
-    pub sources: Vec<(&'static str, bool)>,
+    /// Each source that was requested: its name, and its backend if it measures.
+    pub sources: Vec<(&'static str, Option<String>)>,
+    /// When the metrics of a recording were updated, in nanoseconds since 1970; `None` if they are live.
+    pub replayed_unix_ns: Option<u64>,
     /// Connections that were closed because there were too many.
     pub refused: u64,
 }
@@ -207,15 +209,14 @@ fn about(all: &mut Families, totals: &Totals, own: &Own) {
         all.counter(&[("metric", metric)], beyond as f64);
     }
     all.family("whylate_attached", Type::Gauge, "1 if the source measures, 0 if not.");
-    for (source, is_attached) in &own.sources {
-        let backend = totals.sources.get(source).map_or("", |of| of.backend.as_str());
-        let backend = if *is_attached { backend } else { "" };
-        all.gauge(&[("source", source), ("backend", backend)], f64::from(u8::from(*is_attached)));
+    for (source, backend) in &own.sources {
+        let value = f64::from(u8::from(backend.is_some()));
+        all.gauge(&[("source", source), ("backend", backend.as_deref().unwrap_or_default())], value);
     }
     all.family("whylate_build_info", Type::Gauge, "Version of whylate.");
     all.gauge(&[("version", env!("CARGO_PKG_VERSION"))], 1.0);
     all.family("whylate_last_interval_timestamp_seconds", Type::Gauge, "End of the last interval that is counted.");
-    all.gauge(&[], seconds(totals.ended_unix_ns));
+    all.gauge(&[], seconds(own.replayed_unix_ns.unwrap_or(totals.ended_unix_ns)));
     all.family(
         "whylate_bpf_seconds_total",
         Type::Counter,

@@ -43,7 +43,8 @@ fn pages() -> Pages {
         map_bytes: 90_000_000,
         descriptors: 100,
         started_seconds: 1_700_000_000.0,
-        sources: vec![("wq", true), ("block", true), ("offcpu", false)],
+        sources: vec![("wq", Some("tp_btf".to_owned())), ("block", Some("tp_btf".to_owned())), ("offcpu", None)],
+        replayed_unix_ns: None,
         refused: 0,
     };
     Pages::encode(&totals(), &own).expect("it is encoded")

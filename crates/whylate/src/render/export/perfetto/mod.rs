@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::io;
 
 use whylate_model::path::PathSegment;
-use whylate_model::recording::{Clock, Gap, Header, Line};
+use whylate_model::recording::{Clock, Gap, Header, Kept, Line};
 use whylate_model::sources::named;
 use whylate_model::units::{format_ns, printable};
 use whylate_model::{ActorName, Cause, CauseKind, LateEvent, Snapshot};
@@ -310,6 +310,14 @@ impl Trace {
             _ => self.packets.slice(from_ns, to_ns, event),
         }
     }
+
+    fn kept(&mut self, kept: &Kept) -> io::Result<()> {
+        let at_ns = self.packets.boot_ns(kept.at_unix_ns);
+        let track_uuid = self.packets.root(RECORDING)?;
+        let debug_annotations = vec![Annotation::text("detail", &printable(&kept.detail))];
+        let name = format!("kept: {}", printable(&kept.reason));
+        self.packets.instant(at_ns, TrackEvent { track_uuid, name, debug_annotations, ..TrackEvent::default() })
+    }
 }
 
 impl Export for Trace {
@@ -317,12 +325,13 @@ impl Export for Trace {
         if let Line::Clock(clock) = line {
             return Ok(self.packets.clock(clock)?);
         }
-        if matches!(line, Line::Snapshot(_) | Line::Gap(_) | Line::Account(_)) {
+        if matches!(line, Line::Snapshot(_) | Line::Gap(_) | Line::Kept(_) | Line::Account(_)) {
             self.write_header()?;
         }
         match line {
             Line::Snapshot(snapshot) => self.snapshot(snapshot)?,
             Line::Gap(gap) => self.gap(gap)?,
+            Line::Kept(kept) => self.kept(kept)?,
             Line::Account(account) => {
                 let root = self.packets.root(RECORDING)?;
                 self.lost(root, &account.lost, self.packets.boot_ns(account.at_unix_ns))?;
