@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 use std::cell::Cell;
 use std::os::fd::{FromRawFd as _, OwnedFd};
+use std::sync::Arc;
 
 use libbpf_rs::libbpf_sys;
 
