@@ -270,9 +270,11 @@ impl AttachedSources {
             }
             self.drain(sink)?;
         }
-        let mut lines = Vec::new();
+        // The recorder has the late events already.
+        let (mut lines, mut recorded) = (Vec::new(), Vec::new());
         for LiveSource { late, snapshot, .. } in &mut self.sources {
             if let Some(mut snapshot) = snapshot.take() {
+                recorded.extend(self.recorder.iter().map(|_| Line::Snapshot(Box::new(snapshot.clone()))));
                 late.move_into(&mut snapshot);
                 lines.push(Line::Snapshot(Box::new(snapshot)));
             }
@@ -280,11 +282,13 @@ impl AttachedSources {
         let mut lost = self.session.as_ref().map(Session::take_lost).unwrap_or_default();
         lost.retain(|_, count| *count > 0);
         if !lost.is_empty() {
-            lines.push(Line::Account(Account { at_unix_ns: clock::unix_ns(), lost }));
+            let account = Line::Account(Account { at_unix_ns: clock::unix_ns(), lost });
+            recorded.push(account.clone());
+            lines.push(account);
         }
         self.drop_failed()?;
         if let Some(recorder) = &mut self.recorder {
-            recorder.tick(lines.clone());
+            recorder.tick(recorded);
             self.problems.extend(recorder.take_problem());
         }
         Ok(Tick {

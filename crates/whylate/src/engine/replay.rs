@@ -28,6 +28,8 @@ enum Which {
 pub struct Replay {
     played: Played,
     which: Which,
+    /// The source that is replayed, if a single one.
+    card: Option<&'static Card>,
     /// What is read of the next tick, the sources of its snapshots, and the number of lines read for it.
     tick: Tick,
     sources: Vec<String>,
@@ -59,6 +61,7 @@ impl Replay {
         Replay {
             played,
             which: Which::Known,
+            card: None,
             tick: Tick::default(),
             sources: Vec::new(),
             lines: 0,
@@ -71,7 +74,7 @@ impl Replay {
     /// Replays one source, at the requested speed, up to `duration_ns`. Ticks at the end of an interval are due.
     pub fn of_source(played: Played, card: &'static Card, interval_ns: Option<u64>, duration_ns: Option<u64>) -> Self {
         let elapsed = Elapsed { interval_ns, duration_ns, ..Elapsed::default() };
-        Replay { which: Which::Source(card.name), elapsed, ..Replay::new(played) }
+        Replay { which: Which::Source(card.name), card: Some(card), elapsed, ..Replay::new(played) }
     }
 
     /// Replays every line.
@@ -198,7 +201,7 @@ impl Ticks for Replay {
         let Some(mut tick) = self.read()? else { return Ok(None) };
         for line in &mut tick.lines {
             if let Line::Snapshot(snapshot) = line
-                && let Some(card) = named(&snapshot.source)
+                && let Some(card) = self.card.or_else(|| named(&snapshot.source))
             {
                 for event in std::mem::take(&mut snapshot.late) {
                     snapshot.late.extend(sink.late(card, event)?);
