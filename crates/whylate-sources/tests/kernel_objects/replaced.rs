@@ -37,7 +37,7 @@ fn wait_by_turns(number: u64, is_over: &AtomicBool, waits: &AtomicU64) -> Result
         turn += 1;
         let wait = Duration::from_millis(5 + (turn * 7 + number * 13) % 60);
         waits.fetch_add(1, Ordering::Relaxed);
-        if turn % 2 == 0 {
+        if turn.is_multiple_of(2) {
             let (reader, _writer) = std::io::pipe()?;
             let reader = OwnedFd::from(reader);
             named_after('p', &reader)?;
