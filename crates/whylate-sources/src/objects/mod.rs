@@ -272,8 +272,13 @@ impl Waiter {
         Some((call, target))
     }
 
-    /// Returns whether the thread has not run since it was sampled.
+    /// Returns whether the thread has not run since it was sampled. A thread that runs has the same number of switches until
+    /// it leaves its CPU, so it must be off its CPU first, which the kernel checks for this file.
     fn is_same_wait(&self) -> bool {
+        let call = fs::read_to_string(self.file("syscall")).ok().and_then(|text| Call::parse(&text));
+        if call.is_none_or(|call| call.name != self.syscall) {
+            return false;
+        }
         let status = proc::text(self.file("status")).unwrap_or_default();
         switches_in(&status).is_some_and(|switches| switches as u32 == self.switches)
     }
