@@ -11,7 +11,7 @@ use tempfile::TempDir;
 use whylate_model::culprits::By;
 use whylate_model::overview::Gatherer;
 use whylate_model::recording::Line;
-use whylate_model::sources::{Judged, Reason};
+use whylate_model::sources::Judged;
 use whylate_model::totals::Totals;
 use whylate_model::{ActorName, Card, Cause, CauseKind, LateEvent, Merger, Series, Snapshot};
 use whylate_sources::kernel::clock;
@@ -35,20 +35,17 @@ use crate::store::{Span, about};
 const MS: u64 = 1_000_000;
 
 /// What a directory in `whylate-sources/src` and a card would be.
-static NAPS: Card = Card {
-    lost: &[Reason { name: "snored", meaning: "a nap that nobody saw end, because all others slept", is_lost: true }],
-    ..Card::new(
-        "naps",
-        Judged {
-            of: "nap, until awake",
-            row: "nap: until awake",
-            late: ["long nap", "long naps"],
-            late_from_ns: 5 * MS,
-            next: "whylate naps --why {from}",
-        },
-        |snapshot| snapshot.total("latency"),
-    )
-};
+static NAPS: Card = Card::new(
+    "naps",
+    Judged {
+        of: "nap, until awake",
+        row: "nap: until awake",
+        late: ["long nap", "long naps"],
+        late_from_ns: 5 * MS,
+        next: "whylate naps --why {from}",
+    },
+    |snapshot| snapshot.total("latency"),
+);
 
 static INFO: SourceInfo =
     SourceInfo { card: &NAPS, backends: &[BackendInfo { name: "pillow", needs: &[], limitations: "" }] };
@@ -93,7 +90,6 @@ impl Attached for AttachedNaps {
             histograms,
             ..Series::default()
         });
-        snapshot.lost.insert("snored".to_owned(), 1);
         Ok(snapshot)
     }
 
@@ -189,7 +185,7 @@ fn made_up_source_and_sink_pass_through_engine_recording_and_outputs() {
     drive(&mut Replay::of_source(played().expect("a recording"), &NAPS, None, None), &mut brief).expect("it is read");
     assert_eq!(brief.snapshots.len(), 2);
 
-    // What is general about all sources takes it by its card.
+    // What is general about all sources takes it by its card; words on the screen need its line in `CARDS`.
     let (mut merger, mut gatherer) = (Merger::default(), Gatherer::for_cards(vec![&NAPS], By::default()));
     let mut totals = Totals::new(0, vec![&NAPS], None);
     for snapshot in &live.snapshots {
@@ -208,12 +204,12 @@ fn made_up_source_and_sink_pass_through_engine_recording_and_outputs() {
     let zone = TimeZone::UTC;
     let shown = Screen { columns: Some(100), is_verbose: true, zone, replay: None };
     let text = text_of(|out| overview::write(out, &overview, &shown));
-    for part in ["long nap", "nap: until awake", "cat:7", "whylate naps --why"] {
+    for part in ["naps", "thread cat:7", "bed 1"] {
         assert!(text.contains(part), "{part} is missing in:\n{text}");
     }
     let pages = Pages::encode(&totals, &Own::default()).expect("it is encoded");
     let metrics = String::from_utf8_lossy(pages.in_form(Form::Text)).into_owned();
-    for part in ["source=\"naps\"", "reason=\"snored\"", "cat"] {
+    for part in ["source=\"naps\"", "cat"] {
         assert!(metrics.contains(part), "{part} is missing in:\n{metrics}");
     }
     let tables = directory.path().join("tables");
