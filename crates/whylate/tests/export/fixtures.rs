@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use whylate_model::path::PathSegment;
-use whylate_model::recording::{Account, Clock, End, FORMAT, Frame, Gap, Header, Line, Measured};
+use whylate_model::recording::{Account, Clock, End, FORMAT, Frame, Gap, Header, Kept, Line, Measured};
 use whylate_model::snapshot::SCHEMA;
 use whylate_model::{ActorName, Cause, CauseKind, Labels, LateEvent, Series, Snapshot, Stack};
 
@@ -137,6 +137,7 @@ fn shifted(line: Line, by_ns: u64) -> Line {
         Line::Clock(of) => Line::Clock(Clock { at_unix_ns: of.at_unix_ns + by_ns, ..of }),
         Line::Account(of) => Line::Account(Account { at_unix_ns: of.at_unix_ns + by_ns, ..of }),
         Line::Gap(of) => Line::Gap(Gap { start_unix_ns: of.start_unix_ns + by_ns, ..of }),
+        Line::Kept(of) => Line::Kept(Kept { at_unix_ns: of.at_unix_ns + by_ns, ..of }),
         Line::End(of) => Line::End(End { at_unix_ns: of.at_unix_ns + by_ns }),
         Line::Snapshot(mut of) => {
             of.start_unix_ns += by_ns;

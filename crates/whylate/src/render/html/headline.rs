@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 
+use whylate_model::culprits::By;
 use whylate_model::units::{counted, format_span};
 use whylate_model::{ActorName, Card, CauseKind, LateEvent};
 
@@ -15,6 +16,7 @@ const CULPRITS: usize = 200;
 /// Sums up the waits of victims as late events come.
 #[derive(Debug, Default)]
 pub struct Victims {
+    rank_by: By,
     waits_by_victim: HashMap<(&'static str, String), Waits>,
     /// Whether victims were forgotten. A victim added later may have been among them.
     has_forgotten: bool,
@@ -42,6 +44,11 @@ pub struct Victim {
 }
 
 impl Victims {
+    /// Starts without victims, whose causes are added up as the culprits of the report are.
+    pub fn ranked_by(rank_by: By) -> Self {
+        Victims { rank_by, ..Victims::default() }
+    }
+
     pub fn add(&mut self, card: &Card, event: &LateEvent) {
         if event.subject.is_empty() {
             return;
@@ -55,7 +62,7 @@ impl Victims {
         waits.events += 1;
         waits.total_ns = waits.total_ns.saturating_add(event.latency_ns);
         for cause in &event.causes {
-            let key = (cause.kind, cause.who.clone());
+            let key = (cause.kind, self.rank_by.name_of(cause, event).into_owned());
             if waits.causes.len() < CULPRITS || waits.causes.contains_key(&key) {
                 let ns = waits.causes.entry(key).or_default();
                 *ns = ns.saturating_add(cause.ns);
@@ -157,6 +164,13 @@ mod tests {
         waited_for_a_sleeper.add(&OFFCPU, &late("fz-writer:5780", &[(CauseKind::Timer, "sleep:5823", 50)]));
         let text = of(waited_for_a_sleeper).unwrap_or_default();
         assert!(text.ends_with("100% of it due to sleep:5823 sleeping."), "{text}");
+        let mut by_name = Victims::ranked_by(By::Name);
+        for gzip in ["gzip:1", "gzip:2"] {
+            let causes = [(CauseKind::Running, gzip, 40), (CauseKind::Irq, "local_timer", 30)];
+            by_name.add(&OFFCPU, &late("postgres:4711", &causes));
+        }
+        let text = of(by_name).unwrap_or_default();
+        assert!(text.contains("57% of it due to") && text.contains("gzip"), "{text}");
         let mut one = Victims::default();
         one.add(&WQ, &late("vmstat_update", &[]));
         assert_eq!(of(one).as_deref(), Some("Waited longest: vmstat_update (wq), 0ns in 1 wait."));

@@ -126,7 +126,7 @@ impl ReportBuilder {
             rank_by,
             gatherer: Gatherer::for_cards(cards.clone(), rank_by),
             listed: ListedEvents::default(),
-            victims: Victims::default(),
+            victims: Victims::ranked_by(rank_by),
             culprits: Culprits::default(),
             stacks: cards.iter().map(|_| Stacks::default()).collect(),
             chains: cards.iter().map(|_| Chains::default()).collect(),
