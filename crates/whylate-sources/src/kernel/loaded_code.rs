@@ -41,10 +41,14 @@ pub(crate) struct Listed {
 
 impl Listed {
     /// Lists the code that is loaded now, with the functions of programs that are not `known`.
-    pub(crate) fn now(known: &BTreeSet<u32>) -> Self {
+    ///
+    /// Unless it is `thorough`, programs are enumerated only if there is a new one: it may be where an unloaded one was.
+    /// IDs rise until they wrap around, so one system call finds out (kernel/bpf/syscall.c, `bpf_prog_alloc_id`).
+    pub(crate) fn now(known: &BTreeSet<u32>, thorough: bool) -> Self {
         // A kernel without modules has no such file.
         let modules = fs::read_to_string("/proc/modules").unwrap_or_default();
-        let programs = programs();
+        let is_new = thorough || known.last().is_none_or(|&last| next_program(last).is_some());
+        let programs = if is_new { programs() } else { known.clone() };
         let functions = programs.difference(known).map(|&id| (id, functions_of(id).unwrap_or_default())).collect();
         Listed { modules: modules.lines().filter_map(module).map(with_inode).collect(), programs, functions }
     }
@@ -232,15 +236,16 @@ fn with_inode(module: Module) -> Module {
 }
 
 /// Returns the IDs of all programs; none without CAP_SYS_ADMIN.
-#[allow(unsafe_code)]
 fn programs() -> BTreeSet<u32> {
-    let mut programs = BTreeSet::new();
-    let mut id = 0;
+    std::iter::successors(next_program(0), |&id| next_program(id)).collect()
+}
+
+/// Returns the lowest ID above `id`.
+#[allow(unsafe_code)]
+fn next_program(id: u32) -> Option<u32> {
+    let mut next = 0;
     // SAFETY: the kernel writes one number.
-    while unsafe { libbpf_sys::bpf_prog_get_next_id(id, &raw mut id) } == 0 {
-        programs.insert(id);
-    }
-    programs
+    (unsafe { libbpf_sys::bpf_prog_get_next_id(id, &raw mut next) } == 0).then_some(next)
 }
 
 /// Returns the address ranges of a program's functions; `None` if it is gone.

@@ -32,6 +32,8 @@ const MIN_SYMBOLS_AGE: Duration = Duration::from_millis(200);
 
 /// Maximum age of the list of loaded code when names are looked up.
 const MAX_LIST_AGE_NS: u64 = 20_000_000;
+/// Time after which BPF programs are enumerated even if none was loaded since.
+const ENUMERATION_AGE_NS: u64 = 1_000_000_000;
 
 /// Maximum number of names that each user of the symbols caches.
 const MAX_NAMES: usize = 1 << 16;
@@ -53,7 +55,7 @@ trait Kernel {
     /// Reads the current symbols.
     fn symbols(&self) -> Rc<Find>;
     /// Lists the loaded code, with the functions of programs that are not `known`.
-    fn loaded(&self, known: &BTreeSet<u32>) -> Listed;
+    fn loaded(&self, known: &BTreeSet<u32>, thorough: bool) -> Listed;
     fn now_ns(&self) -> u64;
 }
 
@@ -75,8 +77,8 @@ impl Kernel for Running {
         })
     }
 
-    fn loaded(&self, known: &BTreeSet<u32>) -> Listed {
-        Listed::now(known)
+    fn loaded(&self, known: &BTreeSet<u32>, thorough: bool) -> Listed {
+        Listed::now(known, thorough)
     }
 
     fn now_ns(&self) -> u64 {
@@ -111,6 +113,8 @@ struct Shared {
     symbols: Option<Symbols>,
     code: LoadedCode<Rc<Find>>,
     listed_ns: u64,
+    /// Time at which all BPF programs were enumerated last.
+    enumerated_ns: u64,
     /// Start of each source's last span: code that is named now ran since then.
     began_ns: BTreeMap<&'static str, u64>,
     /// Changes when the name of an address may have changed.
@@ -148,6 +152,7 @@ impl KernelSymbols {
             symbols: None,
             code: LoadedCode::default(),
             listed_ns: 0,
+            enumerated_ns: 0,
             began_ns: BTreeMap::new(),
             generation: 0,
         };
@@ -273,7 +278,11 @@ impl Shared {
 
     fn list(&mut self, now_ns: u64) {
         self.listed_ns = now_ns;
-        let listed = self.kernel.loaded(self.code.known());
+        let is_thorough = now_ns.saturating_sub(self.enumerated_ns) > ENUMERATION_AGE_NS;
+        if is_thorough {
+            self.enumerated_ns = now_ns;
+        }
+        let listed = self.kernel.loaded(self.code.known(), is_thorough);
         let epoch = self.code.epoch();
         let names = self.symbols.as_ref().map(|symbols| (&symbols.find, symbols.epoch));
         self.code.update(listed, now_ns, names);

@@ -49,7 +49,7 @@ impl Kernel for FakeKernel {
         Rc::new(move |addresses| addresses.iter().map(|&address| find(address)).collect())
     }
 
-    fn loaded(&self, known: &BTreeSet<u32>) -> Listed {
+    fn loaded(&self, known: &BTreeSet<u32>, _: bool) -> Listed {
         let programs = self.programs.borrow();
         let new = programs.iter().filter(|(id, ..)| !known.contains(id));
         Listed {
@@ -221,7 +221,7 @@ fn loaded(name: &std::ffi::CStr, value: i32) -> Option<(OwnedFd, u64)> {
     }
     // SAFETY: a new descriptor with no other owner.
     let program = unsafe { OwnedFd::from_raw_fd(raw) };
-    let newest = Listed::now(&BTreeSet::new()).functions.pop_last()?;
+    let newest = Listed::now(&BTreeSet::new(), true).functions.pop_last()?;
     Some((program, newest.1.first()?.start))
 }
 
