@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""What must hold for a Prometheus and for a store, given the recordings of the fleet."""
+"""Checks of a Prometheus and of a store that have the recordings of the fleet."""
 
 import json
 import re
@@ -9,16 +9,16 @@ from recordings import CROWD, DEPLOY_S, HEAVY_MS, HOSTS, HOSTS_OF_FLEET, LIMITS,
 
 # Largest error of a quantile: half a bucket of Prometheus and one of whylate.
 MAX_ERROR = 0.13
-# A culprit is there from its tick on, and a scrape sees it later.
+# Maximum delay between a culprit's first tick and the scrape that shows it.
 LATE_BY_S = 15
 COUNTERS = "whylate_.*_total|whylate_wait_seconds(_count|_sum|_bucket)?"
-# An exporter shows 100 culprits, and the others as one.
+# An exporter shows 100 culprits, and all others as one series.
 MAX_SERIES = 101
 WINDOW_S = 40
 
 
 class Checks:
-    """Counts what holds and what does not."""
+    """Counts passed, failed and skipped checks."""
 
     def __init__(self):
         self.passed, self.failed, self.skipped = 0, 0, 0
@@ -36,7 +36,7 @@ class Checks:
         print(f"skipped {name}: {why}", flush=True)
 
     def attempt(self, name, check):
-        """Runs a check that returns why it fails, if it does."""
+        """Runs a check, which returns the reason if it fails."""
         try:
             why = check()
         except Exception as error:  # A check that cannot be made has failed, and others go on.
@@ -44,7 +44,7 @@ class Checks:
         self.check(name, not why, str(why)[:500])
 
     def found_by(self, engine, number):
-        """Keeps the lowest number of hosts whose culprit an engine has found."""
+        """Keeps the lowest number of hosts for which an engine has found the culprit."""
         self.found[engine] = min(number, self.found.get(engine, HOSTS))
 
 
@@ -54,7 +54,7 @@ def difference(found, expected):
 
 
 def of_fleet(results, label="instance"):
-    """Results for the hosts of the fleet: what is late on this machine is not known."""
+    """Returns the results for the hosts of the fleet: the culprits of this machine are not known."""
     names = {host.name for host in HOSTS_OF_FLEET}
     return [result for result in results if result["metric"].get(label) in names]
 
@@ -70,7 +70,7 @@ def panels(dashboard):
 
 
 def faster_rules(path):
-    """The rules, with times for a run of minutes. rules-test.yml has them tested with the times of a fleet."""
+    """The rules, with times for a run of minutes. rules-test.yml tests them with the times of a fleet."""
     with open(path) as file:
         text = file.read()
     times = [("[5m]", f"[{WINDOW_S}s]"), ("for: 10m", "for: 10s"), ("for: 15m", "for: 10s"), ("for: 5m", "for: 10s"), ("> 120", "> 45")]
@@ -82,7 +82,7 @@ def faster_rules(path):
 
 
 ALERTS = {
-    # In the hosts whose last seconds count, too much is late only where the culprit is heavy.
+    # In the last seconds, only heavy culprits exceed the limit of this alert.
     "WhylateLate": [host.name for host in HOSTS_OF_FLEET if host.is_heavy],
     "WhylateStale": [f"host-{number:02}" for number in LIMITS["ends_early"]],
     "WhylateSourceMissing": [f"host-{number:02}" for number in LIMITS["unmeasured"]],
@@ -92,7 +92,7 @@ RECORDED = ["whylate:caused_seconds:rate5m", "whylate:late_seconds:rate5m"]
 
 
 class OfPrometheus:
-    """Checks of one Prometheus, at a time `at` when the exporters had run for long enough."""
+    """Checks of one Prometheus, at a time `at` by which the exporters had run for long enough."""
 
     def __init__(self, checks, prometheus, page, run):
         self.checks, self.prometheus, self.page, self.run = checks, prometheus, page, run
@@ -150,7 +150,7 @@ class OfPrometheus:
         return f"{seen} seen, too late by seconds: {wrong}" if wrong or seen < HOSTS else ""
 
     def deploy(self):
-        # Exporters do not start at once: the first ones come to the deploy before the last ones.
+        # Exporters do not start simultaneously: the first ones reach the deploy before the last ones.
         first_at, last_at = self.run.deployed_at
         later_s = round(last_at - first_at) + WINDOW_S + TICK_S
         query = self.page.query(
@@ -161,7 +161,7 @@ class OfPrometheus:
         return difference(found, [host.name for host in HOSTS_OF_FLEET if host.is_deployed])
 
     def top(self):
-        # Without this machine, whose culprits are not known.
+        # Without this machine: its culprits are not known.
         of_fleet_alone = ('{who!="(other culprits)"}', '{who!="(other culprits)",instance=~"host-.*"}')
         query = self.page.query("Prometheus", "culprits", ("[1h]", "[10m]"), of_fleet_alone)
         found = {result["metric"]["who"] for result in self.query(query)}
@@ -186,7 +186,7 @@ class OfPrometheus:
         return "" if compared >= 4 and not wrong else f"{compared} compared, wrong: {wrong}"
 
     def counters(self):
-        # resets() drops the name of a metric, so that one at a time can be asked for.
+        # resets() drops the name of the metric, so each query is for one metric.
         names = [name for name in self.prometheus.api("label/__name__/values") if re.fullmatch(COUNTERS, name)]
         counters, fell = 0, {}
         for name in names:
@@ -262,7 +262,7 @@ class OfStore:
     def by_hour(self):
         rows = self.rows("culprits")
         hours = sorted({str(row["hour"]) for row in rows})
-        # A whole hour after the deploy: every heavy culprit has cost the same, and the ten first are some of them.
+        # A whole hour after the deploy: every heavy culprit has cost the same, and the top ten are some of them.
         second = [row for row in rows if str(row["hour"]) == hours[2]] if len(hours) >= 4 else []
         heavy = {host.culprit for host in HOSTS_OF_FLEET if host.is_heavy}
         expected_s = HEAVY_MS / 1000 / TICK_S * 3600

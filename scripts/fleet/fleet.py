@@ -29,13 +29,13 @@ RECORDED = os.path.join(ROOT, "crates/whylate/tests/recordings")
 PACKAGED = os.path.join(ROOT, "packaging/prometheus")
 # No run takes longer.
 MOST_S = 1500
-# When the exporter of the crowd is restarted, after the start.
+# Time from the start until the exporter of the crowd is restarted, in seconds.
 RESTART_S = 90
 
 
 @dataclass
 class Run:
-    """What happened when."""
+    """Times of the events of a run, and what the checks need."""
 
     history_at: float
     replay_at: float
@@ -48,9 +48,9 @@ class Run:
 
 
 def make_recordings(directory, templates):
-    """Writes the recordings. Returns their paths, and when their history and what is replayed start."""
+    """Writes the recordings. Returns their paths, and the start times of their history and of their replayed part."""
     os.makedirs(directory)
-    # What is replayed starts about when the exporters do.
+    # The replayed part starts at about the time when the exporters start.
     began = time.time()
     history_at = (began // HOUR_S) * HOUR_S - HISTORY_S
     write(os.path.join(directory, "host-00.whylate"), templates, HOSTS_OF_FLEET[0], history_at, began)
@@ -82,7 +82,7 @@ def samples_of(text):
 
 
 def figures(exporters, live, directory, recordings, prometheuses, exported):
-    """Prints what docs/fleet.md plans with."""
+    """Prints the figures on which the estimates in docs/fleet.md are based."""
     print("\nfigures:")
     for name, exporter in [("a host of the fleet", exporters["host-00"]), ("this machine", live)]:
         if exporter is None:
@@ -161,13 +161,13 @@ def run_fleet(whylate, directory, programs):
             Prometheus(processes, program, os.path.join(directory, f"prometheus{number}"), targets, rules)
             for number, program in enumerate(programs)
         ]
-        # They scrape from the start of the exporters on.
+        # They scrape from the start of the exporters.
         for prometheus in prometheuses:
             prometheus.await_start()
         sleep_until(replay_at)
         exporters = {name: Exporter(processes, command, addresses[name]) for name, command in commands.items()}
         for name, exporter in exporters.items():
-            # That of this machine attaches to the kernel, which takes longer.
+            # The exporter of this machine attaches to the kernel, which takes longer.
             if name != "live":
                 exporter.await_start()
         live = exporters.get("live")
@@ -175,7 +175,7 @@ def run_fleet(whylate, directory, programs):
         deploys = [run.served_at[host.name] + REPLAYED_DEPLOY_S for host in HOSTS_OF_FLEET]
         run.deployed_at = min(deploys), max(deploys)
         print(f"{HOSTS} exporters serve after {time.time() - replay_at:.0f} s", flush=True)
-        # Meanwhile, the recordings become Parquet.
+        # Concurrently, the recordings are exported as Parquet.
         parquet = os.path.join(directory, "fleet.parquet")
         exported = background.submit(stores.export, processes, whylate, list(recordings.values()), parquet)
 
@@ -216,10 +216,10 @@ def run_fleet(whylate, directory, programs):
 
 def main():
     whylate, directory, *programs = sys.argv[1:]
-    # No proxy is between this and the loopback interface.
+    # Connections to the loopback interface use no proxy.
     for name in [name for name in os.environ if re.fullmatch(r"(https?|all)_proxy", name, re.I)]:
         del os.environ[name]
-    # Ends what it has started when it is ended itself, or takes too long.
+    # On a signal, or if the run takes too long, ends the programs that it has started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     signal.signal(signal.SIGALRM, lambda *_: sys.exit("fleet: it takes too long"))
     signal.alarm(MOST_S)

@@ -12,7 +12,7 @@ class Page:
         self.executed = set()
 
     def query(self, engine, name, *replaced):
-        """A query with the values of this run, each of which stands in it."""
+        """Returns a query with the values of this run. Fails if the query lacks a text to replace."""
         self.executed.add((engine, name))
         query = self.queries[engine, name]
         for text, by in replaced:

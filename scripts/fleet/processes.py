@@ -20,7 +20,7 @@ END_S = 60
 
 
 def free_ports(number):
-    """Different ports that are free now."""
+    """Returns distinct ports that are currently free."""
     sockets = [socket.socket() for _ in range(number)]
     for one in sockets:
         one.bind(("127.0.0.1", 0))
@@ -76,7 +76,7 @@ class Exporter:
         threading.Thread(target=self.read, daemon=True).start()
 
     def read(self):
-        """Reads what it says to the end, and notes when it serves."""
+        """Reads its output to the end, and records when it starts to serve."""
         for line in self.process.stderr:
             self.said = (self.said + line)[-10_000:]
             if b"serving at" in line:
@@ -97,7 +97,7 @@ class Exporter:
 
 
 class Kubelet:
-    """What a kubelet says about the pressure of containers."""
+    """A kubelet's metrics of the pressure of containers."""
 
     def __init__(self, containers):
         began = time.time()

@@ -21,17 +21,17 @@ HOUR_S = 3600
 # Length and ticks of the history.
 HISTORY_S = 3 * HOUR_S
 HISTORY_TICK_S = 300
-# When the deploy was, after the start of the history; hosts without it have their culprit from an earlier time on.
+# Time of the deploy, after the start of the history. Hosts without it have their culprit from an earlier time on.
 DEPLOY_S = 5400
-# Length and ticks of what is replayed, and its deploy.
+# Length and ticks of the replayed part, and its deploy.
 REPLAY_S = 420
 TICK_S = 5
 REPLAYED_DEPLOY_S = 150
-# Delay that a culprit causes in a tick, in milliseconds: over and below the limit of the alert.
+# Delay that a culprit causes in a tick, in milliseconds: above and below the limit of the alert.
 HEAVY_MS, LIGHT_MS = 600, 100
 # Every host has this one.
 BACKGROUND, BACKGROUND_MS = "agent", 25
-# Culprits of the host that has more of them than an exporter shows.
+# Number of culprits of the host that has more culprits than an exporter shows.
 CROWD = 150
 LIMITS = {"unmeasured": (45, 46), "lossy": (43, 44), "ends_early": (47,)}
 ENDS_EARLY_S = 60
@@ -81,7 +81,7 @@ class Host:
 
     @property
     def replayed_since_s(self):
-        """When its culprit goes on, after the start of what is replayed."""
+        """When its culprit resumes, after the start of the replayed part."""
         return REPLAYED_DEPLOY_S if self.is_deployed else 20 + TICK_S * (self.number % 3)
 
 
@@ -108,7 +108,7 @@ def line(of):
 
 
 class Templates:
-    """Ticks of a recording, as text in which host, time and late events are filled in."""
+    """Ticks of a recording, as text into which host, time and late events are filled."""
 
     def __init__(self, path):
         lines = lines_of(path)
@@ -174,7 +174,7 @@ def clock(at_s, start_s):
 
 
 def write(path, templates, host, start_s, replay_s):
-    """Writes the recording of a host, whose history starts at `start_s` and whose replayed part at `replay_s`."""
+    """Writes the recording of a host. Its history starts at `start_s`, and its replayed part at `replay_s`."""
     unmeasured = ("irqsoff",) if host.number in LIMITS["unmeasured"] else ()
     lost = {"wq": {"series_full": 200 * TICK_S}} if host.number in LIMITS["lossy"] else {}
     culprit_of, (_, victim_cgroup) = container(host.culprit), container(host.victim)
@@ -209,13 +209,13 @@ def write(path, templates, host, start_s, replay_s):
 
 
 def write_crowd(path, templates, start_s):
-    """Writes a recording with more culprits than an exporter shows; in each tick others cause most."""
+    """Writes a recording with more culprits than an exporter shows. Different ones cause most in each tick."""
     with open(path, "wb") as file:
         file.write(frame([header(templates, "crowd", start_s, TICK_S), clock(start_s, start_s)], start_s, start_s))
         for number in range(REPLAY_S // TICK_S):
             at_s, late = start_s + number * TICK_S, []
             for one in range(CROWD):
-                # Those that cause most are others in each tick, and some never are.
+                # Different culprits cause most in each tick, and some never do.
                 cost_ms = 220 if (one - number * 30) % CROWD < 20 else 21
                 of = container(f"crowd{one}")
                 victim = container(f"crowd{(one + 1) % CROWD}")[1]

@@ -16,7 +16,7 @@ KEY = "made-up"
 
 
 def export(processes, whylate, recordings, directory):
-    """Exports recordings, one after the other, until the run ends. Returns the seconds that takes."""
+    """Exports recordings one after another, until the run ends. Returns how many seconds that took."""
     began = time.monotonic()
     for recording in recordings:
         if processes.have_ended:
