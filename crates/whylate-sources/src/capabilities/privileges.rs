@@ -56,7 +56,7 @@ const USED: [Used; 10] = [
     Used {
         bit: 19,
         name: "CAP_SYS_PTRACE",
-        loss: "sqpoll --backend fdinfo does not read the rings of processes with other users or more capabilities",
+        loss: "sqpoll --backend fdinfo does not read the rings of processes of other users or with more capabilities",
         included_in: None,
     },
     Used {
@@ -75,7 +75,7 @@ const USED: [Used; 10] = [
     Used {
         bit: 14,
         name: "CAP_IPC_LOCK",
-        loss: "beyond ulimit -l, memory of whylate may be paged out, which timerlat measures too",
+        loss: "beyond ulimit -l, whylate's memory may be paged out, which adds to timerlat's latencies",
         included_in: None,
     },
     Used { bit: 24, name: "CAP_SYS_RESOURCE", loss: "nothing is lost from Linux 5.11 on", included_in: None },

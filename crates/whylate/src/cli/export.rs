@@ -45,7 +45,7 @@ pub struct Arguments {
     /// .parquet/ or .csv/ for a directory of tables
     #[arg(short, long, value_name = "OUT")]
     output: Vec<PathBuf>,
-    /// Write Parquet tables to date=YYYY-MM-DD/host=NAME/ below the directory, which recordings of many hosts can share.
+    /// Write Parquet tables to date=YYYY-MM-DD/host=NAME/ below the directory; recordings of many hosts can share it.
     /// Exporting a recording again replaces its files
     #[arg(long)]
     partition: bool,

@@ -136,8 +136,8 @@ pub struct Arguments {
     /// ended
     #[arg(long, requires = "why")]
     idle: bool,
-    /// Print the threads that have been waiting for at least this long (e.g. 10s), and who holds what they wait for
-    /// where the kernel knows, then exit
+    /// Print the threads that have waited for at least this long (e.g. 10s), what each waits for, and its holder or peer
+    /// if known; then exit
     #[arg(long, value_name = "DURATION", value_parser = duration_ns, conflicts_with_all = ["output", "duration"])]
     blocked: Option<u64>,
     /// Compare two profiles (folded or JSON): what waits more, and what less
@@ -247,7 +247,7 @@ impl Arguments {
             && (self.cgroup.is_none() || labels.get(CGROUP).is_some_and(is_below))
     }
 
-    /// Returns whether only some threads are asked for.
+    /// Returns whether only some threads are selected.
     pub(super) fn selects_threads(&self) -> bool {
         self.pid.is_some() || [&self.comm, &self.thread, &self.cgroup].into_iter().any(Option::is_some)
     }

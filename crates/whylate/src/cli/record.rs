@@ -35,7 +35,7 @@ const MIN_FREE: &str = "100M";
 /// Default directory of the flight recorder (`--ring`).
 const FLIGHTS: &str = "whylate-recordings";
 
-/// Record what all sources see, with causes of what is late, for `whylate replay`
+/// Record what all sources measure, with the causes of late events, for `whylate replay`
 ///
 /// Every second (--every), the snapshot and late events of each source are written. A recording stays readable however it ends. Only
 /// its owner can read it; it has names of processes and functions, and no command lines.
@@ -80,7 +80,7 @@ pub struct Kept {
     /// With a directory: remove recordings older than this
     #[arg(long, value_name = "AGE", value_parser = duration_ns)]
     keep: Option<u64>,
-    /// With a directory: remove the oldest recordings when all together are larger than this, e.g. 2G
+    /// With a directory: remove the oldest recordings when their total size exceeds this, e.g. 2G
     #[arg(long, value_name = "SIZE", value_parser = max_size)]
     max_size: Option<u64>,
     /// Pause while the file system has less free space than this
@@ -89,7 +89,7 @@ pub struct Kept {
     /// Keep this much of the past in memory (at most 64 MiB, compressed), and write it only on --on-late, --on-pressure or SIGUSR1
     #[arg(long, value_name = "DURATION", value_parser = duration_ns)]
     ring: Option<u64>,
-    /// With --ring: write a file when something is this late
+    /// With --ring: write a file when a latency reaches this
     #[arg(long, value_name = "LATENCY", value_parser = duration_ns, requires = "ring")]
     pub on_late: Option<u64>,
     /// With --ring: write a file when tasks are stalled for longer than this, e.g. 'cpu.some>20%/2s', or 'memory.full>100ms/1s in /web.slice' for a cgroup
@@ -275,7 +275,7 @@ pub fn default_name(host: &str) -> anyhow::Result<PathBuf> {
 /// Gives up the capabilities that are not needed once everything is attached, until the result is dropped.
 pub fn reduce_capabilities(writes_files: bool) -> Option<ReducedCapabilities> {
     let reduced = ReducedCapabilities::reduce(writes_files);
-    reduced.inspect_err(|error| say!("whylate: cannot give up capabilities: {error:#}")).ok()
+    reduced.inspect_err(|error| say!("whylate: cannot drop capabilities: {error:#}")).ok()
 }
 
 /// Records until a signal or the end of the duration.

@@ -35,7 +35,7 @@ use crate::store::{Recorder, about};
 
 fn what_is_done(arguments: &Arguments, backend: &str) -> String {
     match arguments.budget {
-        _ if backend == TRACE => "Tracing every switch of threads".to_owned(),
+        _ if backend == TRACE => "Tracing every context switch".to_owned(),
         Some(ppm) => format!(
             "Sampling where threads wait, as often as {} % of a CPU allows, and at least once a second",
             f64::from(ppm) / 1e4
@@ -50,7 +50,7 @@ fn warn_if_over_budget(snapshot: &Snapshot, ppm: u32) {
     let lowest = walk_ns * f64::from(*RATES_HZ.start());
     if lowest > f64::from(ppm) * 1e3 {
         say!(
-            "whylate: looking at {} threads once a second took {:.3} % of a CPU, which is more than {} %",
+            "whylate: sampling {} threads once a second took {:.3} % of a CPU, more than the budget of {} %",
             value(snapshot, "threads"),
             lowest / 1e7,
             f64::from(ppm) / 1e4
@@ -149,7 +149,7 @@ fn live(
     let mut options = arguments.options()?;
     if arguments.wakers {
         if matches!(options.backend.as_deref(), None | Some("auto")) {
-            say!("whylate: offcpu uses the {TRACE} backend, as only a wakeup shows who woke a thread");
+            say!("whylate: offcpu uses the {TRACE} backend, because only a traced wakeup shows the waker");
         }
     } else if options.backend.as_deref() == Some("auto") {
         let often = options.budget_ppm.map_or(Often::RateHz(options.rate_hz), Often::BudgetPpm);

@@ -129,7 +129,7 @@ impl Partitions {
         }
         self.partitions += 1;
         if self.partitions > MAX_PARTITIONS {
-            bail!("its clock went through more than {MAX_PARTITIONS} days (export it without --partition)");
+            bail!("its timestamps span more than {MAX_PARTITIONS} days (export it without --partition)");
         }
         let date = rfc3339::format(day.saturating_mul(DAY_NS)).chars().take(10).collect::<String>();
         let directory = self.directory.join(format!("date={date}"));
