@@ -183,7 +183,8 @@ struct Half {
     inheritable: u32,
 }
 
-/// Gives up capabilities of the current thread. Makes two system calls, allocates nothing, and takes no lock.
+/// Gives up capabilities of the current thread, also for programs that it executes. Makes a system call for each
+/// capability, allocates nothing, and takes no lock.
 extern "C" fn give_up(_signal: libc::c_int) {
     let [effective, permitted] = [&EFFECTIVE, &PERMITTED].map(|set| set.load(Ordering::Relaxed));
     let mut head = Head { version: VERSION_3, pid: 0 };
@@ -192,6 +193,10 @@ extern "C" fn give_up(_signal: libc::c_int) {
     // restored.
     unsafe {
         let errno = *libc::__errno_location();
+        // Programs that root executes get all of this set. Fails without SETPCAP, and beyond the last capability.
+        for capability in (0..CapabilitySet::all().bits().count_ones()).filter(|bit| permitted >> bit & 1 == 0) {
+            libc::syscall(libc::SYS_prctl, libc::PR_CAPBSET_DROP, capability, 0, 0, 0);
+        }
         if libc::syscall(libc::SYS_capget, &raw mut head, halves.as_mut_ptr()) == 0 {
             for (half, shift) in halves.iter_mut().zip([0, 32]) {
                 half.permitted &= (permitted >> shift) as u32;
@@ -243,6 +248,12 @@ mod tests {
             assert_eq!(sets.permitted, before.permitted & (MEASURING | ATTACHING));
             assert!(!sets.permitted.contains(CapabilitySet::SYS_MODULE), "{}", shown());
         }
+        let bounding = shown()
+            .rsplit("CapBnd:")
+            .next()
+            .and_then(|rest| u64::from_str_radix(rest.split("CapAmb:").next()?.trim(), 16).ok());
+        let is_bounded = bounding.is_some_and(|mask| mask & !(MEASURING | ATTACHING).bits() == 0);
+        assert!(is_bounded || !before.effective.contains(CapabilitySet::SETPCAP), "{}", shown());
         drop(reduced);
         let after = capabilities(None).expect("they are known");
         assert_eq!(after.effective, before.permitted & (MEASURING | ATTACHING));

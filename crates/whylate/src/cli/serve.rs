@@ -154,7 +154,9 @@ fn live(arguments: &Arguments, listeners: Vec<Listener>, names: &[String]) -> an
         None => None,
     };
     triggers.begin();
-    let reduced = reduce_capabilities(recorder.is_some());
+    // The socket is removed at the end.
+    let has_files = recorder.is_some() || arguments.listen.iter().any(|address| matches!(address, Address::Unix(_)));
+    let reduced = reduce_capabilities(has_files);
     let mut exporter = Exporter::new(clock::unix_ns(), attached, arguments.why, interval);
     (exporter.recorder, exporter.triggers) = (recorder, Some(triggers));
     exporter.publish(false)?;

@@ -177,7 +177,7 @@ impl Store for RingStore {
             None => true,
         };
         self.is_triggered |= is_stated;
-        is_stated
+        is_stated && (self.writes_until_ns.is_some() || self.may_start_file(clock::monotonic_ns()))
     }
 
     fn take_problem(&mut self) -> Option<String> {

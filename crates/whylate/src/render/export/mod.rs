@@ -132,6 +132,15 @@ fn open_directory_of_export(directory: &Path) -> anyhow::Result<()> {
     open_directory(directory).with_context(|| format!("cannot write to {}", printable(&directory.to_string_lossy())))
 }
 
+/// Opens a directory of a known name below the one of the export, which others may write to: no link is followed.
+fn open_directory_below(directory: &Path) -> anyhow::Result<()> {
+    open_directory_of_export(directory)?;
+    match fs::symlink_metadata(directory)?.is_dir() {
+        true => Ok(()),
+        false => bail!("{} is no directory (remove it)", printable(&directory.to_string_lossy())),
+    }
+}
+
 /// Creates the directory, accessible by its owner only, if it does not exist.
 fn open_directory(directory: &Path) -> io::Result<()> {
     match DirBuilder::new().mode(0o700).create(directory) {

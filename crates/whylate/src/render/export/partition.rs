@@ -133,11 +133,10 @@ impl Partitions {
         }
         let date = rfc3339::format(day.saturating_mul(DAY_NS)).chars().take(10).collect::<String>();
         let directory = self.directory.join(format!("date={date}"));
-        let directories = [self.directory.clone(), directory.clone()];
+        super::open_directory_of_export(&self.directory)?;
+        super::open_directory_below(&directory)?;
         let directory = directory.join(format!("host={}", self.recording.host));
-        for above in &directories {
-            super::open_directory_of_export(above)?;
-        }
+        super::open_directory_below(&directory)?;
         // The clock was set back to a day whose files have ended.
         let begun = self.begun.entry((self.recording.name.clone(), day)).or_default();
         *begun += 1;
