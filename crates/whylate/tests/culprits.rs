@@ -125,7 +125,7 @@ fn names_thread_in_uninterruptible_sleep() -> Result<()> {
     // The command that the overview suggests.
     for command in [&["offcpu", "--blocked", "1s"][..], &["replay", &recording, "offcpu", "--blocked", "1s"]] {
         let blocked = printed(command)?;
-        let first = blocked.lines().nth(3).context("no rows")?;
+        let first = blocked.lines().skip_while(|line| !line.starts_with("S  CLASS")).nth(1).context("no rows")?;
         ensure!(first.starts_with("D ") && !blocked.contains("  idle by design  "), "{blocked}");
         let number = sleeper.process.id().to_string();
         let is_it = |line: &str| line.starts_with("D ") && line.split_whitespace().any(|word| word == number);
