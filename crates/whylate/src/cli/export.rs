@@ -31,7 +31,7 @@ examples:
     whylate export web1.whylate -o web1.parquet/
     # query them
     duckdb -c \"FROM 'web1.parquet/causes.parquet'\"
-    # tables of a fleet, in fleet.parquet/date=2026-11-26/host=web1/ and so on
+    # tables of a fleet: fleet.parquet/date=2026-11-26/host=web1/ ...
     whylate export web1.whylate -o fleet.parquet/ --partition
     # as CSV, for spreadsheets
     whylate export web1.whylate -o web1.csv/")]
