@@ -16,7 +16,7 @@ use rustix::thread::{
     CapabilitySet, CapabilitySets, capabilities, configure_capability_in_ambient_set, set_capabilities,
 };
 
-use crate::kernel::pid_namespace;
+use crate::kernel::{pid_namespace, proc};
 
 /// What measuring needs: timers and programs for CPUs that come online (BPF, PERFMON), the kernel's symbols after a
 /// module was loaded (SYSLOG), and the mappings and programs of processes that start later.
@@ -112,7 +112,7 @@ fn threads_beyond(effective: u64) -> io::Result<Vec<libc::pid_t>> {
     for entry in fs::read_dir("/proc/self/task")? {
         let entry = entry?;
         // A thread may have ended by now.
-        let Ok(status) = fs::read_to_string(entry.path().join("status")) else { continue };
+        let Ok(status) = proc::text(entry.path().join("status")) else { continue };
         let mask = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("CapEff:")?.trim(), 16).ok());
         let tid = entry.file_name().to_str().and_then(|name| name.parse().ok());
         if let (Some(mask), Some(tid)) = (mask, tid)
