@@ -236,14 +236,14 @@ static void interrupt(void)
     is_announced = drawn(2) && !(is_hyper_v && is_timer);
     set_bits(below | (1 << 16));
     if (is_announced && is_timer)
-        on_local_timer_entry(0);
+        on_irq_vector_entry(0, 0xec);
     else if (is_announced)
         on_irq_handler_entry(0, 7, &action);
     if (is_timer)
         expire_timer();
     act();
     if (is_announced && is_timer)
-        on_local_timer_exit(0);
+        on_irq_vector_exit(0);
     else if (is_announced)
         on_irq_handler_exit(0);
     is_in_interrupt = is_announced = 0;

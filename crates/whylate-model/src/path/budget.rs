@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Budgets of threads: what they did with their time, with each kind of wait followed to its cause.
 
-mod culprits;
 mod kind;
 mod latencies;
 mod ready;

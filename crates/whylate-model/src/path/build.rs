@@ -109,7 +109,7 @@ impl PathSegment {
     }
 
     /// Returns the culprit and the cgroup of its thread. A sleep is attributed to the thread that slept.
-    pub(super) fn culprit(&self) -> (Cow<'_, ActorName>, Option<&Cgroup>) {
+    pub(crate) fn culprit(&self) -> (Cow<'_, ActorName>, Option<&Cgroup>) {
         if self.kind != CauseKind::Timer || self.who == OTHERS {
             return (Cow::Borrowed(&self.who), self.cgroup.as_ref());
         }

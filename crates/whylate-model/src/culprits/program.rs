@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Ranks what held a program up: the culprits of its waits.
 
-use super::Budget;
-use crate::culprits::{By, Culprits, Ranking};
+use super::{By, Culprits, Ranking};
 use crate::late::CGROUP;
+use crate::path::budget::Budget;
 use crate::path::{OTHERS, PathSegment};
 use crate::sources::OFFCPU;
 use crate::{ActorName, Cause, CauseKind, Cgroup, LateEvent};
