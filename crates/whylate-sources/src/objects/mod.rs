@@ -10,6 +10,7 @@
 
 mod budget;
 mod call;
+mod children;
 mod descriptor;
 mod fuse;
 mod futex;
@@ -24,7 +25,6 @@ mod sockets;
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -48,8 +48,6 @@ use sockets::Networks;
 pub(crate) const MAX_WAITERS: usize = 2_000;
 /// Maximum time for which a snapshot waits for all objects.
 const MAX_WAIT: Duration = Duration::from_secs(2);
-/// Maximum number of threads of a process whose children are listed.
-const MAX_PARENTS: usize = 64;
 /// Maximum number of network namespaces that are listed.
 const MAX_NAMESPACES: usize = 8;
 
@@ -335,7 +333,10 @@ impl Waiter {
                 Some(alone(futex::object_of(self.pid, address, operation, expected, &memory)))
             }
             Target::Child(child) => {
-                let children = child.map_or_else(|| children_of(self.pid), |child| vec![child]);
+                let children = match child {
+                    None => children::children_of(self.pid),
+                    Some(child) => children::child_of(self.pid, child).into_iter().collect(),
+                };
                 let lead = (!children.is_empty()).then_some(Lead::Processes(children));
                 Some(alone((Object::new(ObjectKind::Process), lead)))
             }
@@ -391,16 +392,6 @@ impl Waiter {
         let opens = call.name.starts_with("open") || call.name == "creat";
         Some((object(if is_fifo && opens { ObjectKind::Fifo } else { ObjectKind::File }), None))
     }
-}
-
-/// Returns the children of a process.
-fn children_of(pid: u32) -> Vec<u32> {
-    let threads = proc::numbers(Path::new(&format!("/proc/{pid}/task"))).unwrap_or_default();
-    let children = threads.into_iter().take(MAX_PARENTS).map(|tid| format!("/proc/{pid}/task/{tid}/children"));
-    let children = children.filter_map(|file| fs::read_to_string(file).ok());
-    children
-        .flat_map(|text| text.split_whitespace().filter_map(|child| child.parse().ok()).collect::<Vec<u32>>())
-        .collect()
 }
 
 /// Returns the number of switches, voluntary and involuntary, in a `status` of a thread.
