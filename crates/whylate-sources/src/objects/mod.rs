@@ -39,7 +39,7 @@ use budget::Budget;
 use call::{Call, Direction, Target};
 use lead::Lead;
 use memory::{Memory, Polled};
-use peers::Wanted;
+use peers::{States, Wanted};
 pub(crate) use process_now::ProcessNow;
 pub use program::SwitchCounts;
 use sockets::Networks;
@@ -193,7 +193,7 @@ impl<'a> Reader<'a> {
         if !has_sockets {
             return;
         }
-        let (mut networks, others) = (Networks::default(), namespaces());
+        let (mut networks, others) = (Networks::default(), namespaces(&self.budget));
         let mut leads = std::mem::take(&mut self.leads);
         leads.retain_mut(|(slot, lead)| {
             let waiter = &self.waiters[slot.waiter];
@@ -222,6 +222,7 @@ impl<'a> Reader<'a> {
         let wanted = Wanted::new(self.leads.iter().map(|(_, lead)| lead));
         // Without all descriptors, those that were seen are still right.
         wanted.scan(&mut found, &mut self.budget);
+        let mut states = States::new(&self.budget);
         for (at, (slot, lead)) in self.leads.iter().enumerate() {
             let own = self.waiters[slot.waiter].pid;
             let (peers, others) = match lead {
@@ -229,8 +230,8 @@ impl<'a> Reader<'a> {
                     let process = ProcessNow::of_thread(own, *tid);
                     (vec![Peer { process, others: 0 }], 0)
                 }
-                Lead::Processes(pids) => peers::peers_of(&pids.iter().copied().collect(), own),
-                _ => found.get(&at).map_or_else(Default::default, |processes| peers::peers_of(processes, own)),
+                Lead::Processes(pids) => states.peers_of(&pids.iter().copied().collect(), own),
+                _ => found.get(&at).map(|processes| states.peers_of(processes, own)).unwrap_or_default(),
             };
             self.change(*slot, |object| (object.peers, object.other_peers) = (peers, others));
         }
@@ -238,9 +239,9 @@ impl<'a> Reader<'a> {
 }
 
 /// Returns one process of each network namespace, up to a limit.
-fn namespaces() -> HashMap<String, u32> {
+fn namespaces(budget: &Budget) -> HashMap<String, u32> {
     let mut all = HashMap::new();
-    for pid in proc::numbers("/proc".as_ref()).unwrap_or_default() {
+    for pid in proc::numbers_on_demand("/proc").take_while(|_| budget.has_time()) {
         if let Some(link) = sockets::namespace_of(pid) {
             all.entry(link).or_insert(pid);
         }
