@@ -29,6 +29,7 @@ pub mod pid_namespace;
 pub mod pressure;
 pub(crate) mod priority;
 pub(crate) mod proc;
+pub(crate) mod process_memory;
 pub mod realtime;
 pub(crate) mod records;
 pub mod restore;

@@ -7,8 +7,16 @@ use std::path::Path;
 
 /// Returns the entries of a directory that are numbers, such as PIDs and descriptors.
 pub(crate) fn numbers(directory: &Path) -> io::Result<Vec<u32>> {
-    let entries = fs::read_dir(directory)?;
-    Ok(entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect())
+    Ok(numbers_in(fs::read_dir(directory)?).collect())
+}
+
+/// Reads such entries on demand, as a process may have very many descriptors. A directory that cannot be read has none.
+pub(crate) fn numbers_on_demand(directory: impl AsRef<Path>) -> impl Iterator<Item = u32> {
+    fs::read_dir(directory).into_iter().flat_map(numbers_in)
+}
+
+fn numbers_in(entries: fs::ReadDir) -> impl Iterator<Item = u32> {
+    entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
 }
 
 /// Reads a text. Names in it may have any bytes: `comm` is cut within a character, and users name their threads, cgroups

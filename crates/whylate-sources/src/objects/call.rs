@@ -34,7 +34,7 @@ pub(super) enum Target {
     Connect { descriptor: i32, address: u64, length: u64 },
     /// A futex: address, operation and expected value.
     Futex { address: u64, operation: u64, expected: u32 },
-    /// A child by PID; `None` for any child.
+    /// A child by its PID in the PID namespace of the waiter; `None` for any child.
     Child(Option<u32>),
     /// A System V message queue.
     Queue(u32),

@@ -2,9 +2,10 @@
 //! Objects of descriptors, from the links in `/proc/PID/fd` and, where that cannot block, from `fdinfo`.
 
 use std::fs;
-use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::time::Duration;
 
+use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, statx};
 use whylate_model::name::into_bounded;
 use whylate_model::object::{Object, ObjectKind};
 
@@ -89,14 +90,21 @@ fn of_path(
     Some((object(ObjectKind::File), None))
 }
 
-/// Returns whether a descriptor is a FIFO. To ask a remote file system could block.
+/// Returns whether a descriptor is a FIFO. To ask a remote file system could block; that of a descriptor that was replaced
+/// meanwhile is not asked either.
 fn is_fifo(pid: u32, descriptor: u32, mount: u64, kernel: &[String]) -> bool {
     let is_local = || {
         let own = || Mounts::of_process("self");
         Mounts::of_process(&pid.to_string()).is_local_mount(mount, own)
     };
-    let is_so = || fs::metadata(format!("/proc/{pid}/fd/{descriptor}")).is_ok_and(|about| about.file_type().is_fifo());
-    kernel.iter().any(|frame| is_of_pipe(frame)) || is_local() && is_so()
+    kernel.iter().any(|frame| is_of_pipe(frame)) || is_local() && kind_of_file(pid, descriptor) == Some(FileType::Fifo)
+}
+
+/// Returns the kind of a descriptor's file, without a request to its file system.
+fn kind_of_file(pid: u32, descriptor: u32) -> Option<FileType> {
+    let link = format!("/proc/{pid}/fd/{descriptor}");
+    let about = statx(CWD, link, AtFlags::STATX_DONT_SYNC, StatxFlags::TYPE).ok()?;
+    Some(FileType::from_raw_mode(about.stx_mode.into()))
 }
 
 /// Returns whether a kernel function belongs to pipes and FIFOs.
@@ -203,6 +211,8 @@ pub(super) fn agrees(kind: ObjectKind, kernel: &[String]) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsRawFd as _;
+
     use super::*;
 
     #[test]
@@ -216,6 +226,15 @@ mod tests {
         let devices = ["/dev/pts/3", "/dev/ttyS0", "/dev/fuse", "/dev/shm/x", "/srv/dev/pts/1"];
         let expected = [Some(ObjectKind::Terminal), Some(ObjectKind::Terminal), Some(ObjectKind::Device), None, None];
         assert_eq!(devices.map(kind_of_device), expected);
+    }
+
+    #[test]
+    fn kind_is_that_of_the_file() {
+        let (reader, _writer) = std::io::pipe().expect("a pipe");
+        let file = tempfile::tempfile().expect("a file");
+        let kind = |descriptor: i32| kind_of_file(std::process::id(), descriptor as u32);
+        let kinds = [kind(reader.as_raw_fd()), kind(file.as_raw_fd()), kind(-1)];
+        assert_eq!(kinds, [Some(FileType::Fifo), Some(FileType::RegularFile), None]);
     }
 
     #[test]

@@ -1,15 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What the arguments of a call point to, in the memory of the process.
-//!
-//! `/proc/PID/mem` is read rather than process_vm_readv(2): it does not wait for a user-space page fault handler
-//! (userfaultfd(2)).
 
-use std::fs::File;
-use std::os::unix::fs::FileExt as _;
 use std::time::Duration;
 
 use super::call::Timeout;
 use super::sockets::unix_name;
+use crate::kernel::process_memory::ProcessMemory;
 
 /// Maximum number of entries of an array of descriptors that are read, and of descriptors in a set.
 pub(super) const MAX_POLLED: usize = 64;
@@ -34,16 +30,16 @@ pub(super) struct Polled {
 }
 
 /// Memory of a process.
-pub(super) struct Memory(File);
+pub(super) struct Memory(ProcessMemory);
 
 impl Memory {
     pub(super) fn open(pid: u32) -> Option<Self> {
-        File::open(format!("/proc/{pid}/mem")).ok().map(Memory)
+        ProcessMemory::open(pid).map(Memory)
     }
 
     fn read<const BYTES: usize>(&self, address: u64) -> Option<[u8; BYTES]> {
         let mut bytes = [0; BYTES];
-        self.0.read_exact_at(&mut bytes, address).ok()?;
+        self.0.read_exact_at(&mut bytes, address)?;
         Some(bytes)
     }
 
@@ -60,7 +56,7 @@ impl Memory {
     pub(super) fn polled(&self, array: u64, count: u64) -> Option<Vec<Polled>> {
         let count = usize::try_from(count).ok()?.min(MAX_POLLED);
         let mut bytes = vec![0; count * 8];
-        self.0.read_exact_at(&mut bytes, array).ok()?;
+        self.0.read_exact_at(&mut bytes, array)?;
         Some(parse_polled(&bytes))
     }
 
@@ -72,7 +68,7 @@ impl Memory {
             if address != 0 {
                 // Whole words, as the kernel reads them.
                 set.resize(count.div_ceil(64) * 8, 0);
-                self.0.read_exact_at(set, address).ok()?;
+                self.0.read_exact_at(set, address)?;
             }
         }
         Some(parse_selected(count, &read))
@@ -84,7 +80,7 @@ impl Memory {
         let mut at = address;
         while text.len() < MAX_PATH {
             let mut bytes = vec![0; (PAGE - at % PAGE) as usize];
-            self.0.read_exact_at(&mut bytes, at).ok()?;
+            self.0.read_exact_at(&mut bytes, at)?;
             if let Some(end) = bytes.iter().position(|&byte| byte == 0) {
                 text.extend(&bytes[..end]);
                 return Some(String::from_utf8_lossy(&text).into_owned());
@@ -98,7 +94,7 @@ impl Memory {
     /// Reads the address of a Unix socket: a path, or `@` and the name of an abstract socket.
     pub(super) fn unix_address(&self, address: u64, length: u64) -> Option<String> {
         let mut bytes = vec![0; usize::try_from(length).ok()?.min(MAX_SOCKADDR)];
-        self.0.read_exact_at(&mut bytes, address).ok()?;
+        self.0.read_exact_at(&mut bytes, address)?;
         let (family, name) = bytes.split_first_chunk()?;
         if i32::from(u16::from_ne_bytes(*family)) != libc::AF_UNIX {
             return None;

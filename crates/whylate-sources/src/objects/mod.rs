@@ -10,6 +10,7 @@
 
 mod budget;
 mod call;
+mod children;
 mod descriptor;
 mod fuse;
 mod futex;
@@ -24,7 +25,6 @@ mod sockets;
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -39,7 +39,7 @@ use budget::Budget;
 use call::{Call, Direction, Target};
 use lead::Lead;
 use memory::{Memory, Polled};
-use peers::Wanted;
+use peers::{States, Wanted};
 pub(crate) use process_now::ProcessNow;
 pub use program::SwitchCounts;
 use sockets::Networks;
@@ -48,8 +48,6 @@ use sockets::Networks;
 pub(crate) const MAX_WAITERS: usize = 2_000;
 /// Maximum time for which a snapshot waits for all objects.
 const MAX_WAIT: Duration = Duration::from_secs(2);
-/// Maximum number of threads of a process whose children are listed.
-const MAX_PARENTS: usize = 64;
 /// Maximum number of network namespaces that are listed.
 const MAX_NAMESPACES: usize = 8;
 
@@ -195,7 +193,7 @@ impl<'a> Reader<'a> {
         if !has_sockets {
             return;
         }
-        let (mut networks, others) = (Networks::default(), namespaces());
+        let (mut networks, others) = (Networks::default(), namespaces(&self.budget));
         let mut leads = std::mem::take(&mut self.leads);
         leads.retain_mut(|(slot, lead)| {
             let waiter = &self.waiters[slot.waiter];
@@ -224,6 +222,7 @@ impl<'a> Reader<'a> {
         let wanted = Wanted::new(self.leads.iter().map(|(_, lead)| lead));
         // Without all descriptors, those that were seen are still right.
         wanted.scan(&mut found, &mut self.budget);
+        let mut states = States::new(&self.budget);
         for (at, (slot, lead)) in self.leads.iter().enumerate() {
             let own = self.waiters[slot.waiter].pid;
             let (peers, others) = match lead {
@@ -231,8 +230,8 @@ impl<'a> Reader<'a> {
                     let process = ProcessNow::of_thread(own, *tid);
                     (vec![Peer { process, others: 0 }], 0)
                 }
-                Lead::Processes(pids) => peers::peers_of(&pids.iter().copied().collect(), own),
-                _ => found.get(&at).map_or_else(Default::default, |processes| peers::peers_of(processes, own)),
+                Lead::Processes(pids) => states.peers_of(&pids.iter().copied().collect(), own),
+                _ => found.get(&at).map(|processes| states.peers_of(processes, own)).unwrap_or_default(),
             };
             self.change(*slot, |object| (object.peers, object.other_peers) = (peers, others));
         }
@@ -240,9 +239,9 @@ impl<'a> Reader<'a> {
 }
 
 /// Returns one process of each network namespace, up to a limit.
-fn namespaces() -> HashMap<String, u32> {
+fn namespaces(budget: &Budget) -> HashMap<String, u32> {
     let mut all = HashMap::new();
-    for pid in proc::numbers("/proc".as_ref()).unwrap_or_default() {
+    for pid in proc::numbers_on_demand("/proc").take_while(|_| budget.has_time()) {
         if let Some(link) = sockets::namespace_of(pid) {
             all.entry(link).or_insert(pid);
         }
@@ -335,7 +334,10 @@ impl Waiter {
                 Some(alone(futex::object_of(self.pid, address, operation, expected, &memory)))
             }
             Target::Child(child) => {
-                let children = child.map_or_else(|| children_of(self.pid), |child| vec![child]);
+                let children = match child {
+                    None => children::children_of(self.pid),
+                    Some(child) => children::child_of(self.pid, child).into_iter().collect(),
+                };
                 let lead = (!children.is_empty()).then_some(Lead::Processes(children));
                 Some(alone((Object::new(ObjectKind::Process), lead)))
             }
@@ -391,16 +393,6 @@ impl Waiter {
         let opens = call.name.starts_with("open") || call.name == "creat";
         Some((object(if is_fifo && opens { ObjectKind::Fifo } else { ObjectKind::File }), None))
     }
-}
-
-/// Returns the children of a process.
-fn children_of(pid: u32) -> Vec<u32> {
-    let threads = proc::numbers(Path::new(&format!("/proc/{pid}/task"))).unwrap_or_default();
-    let children = threads.into_iter().take(MAX_PARENTS).map(|tid| format!("/proc/{pid}/task/{tid}/children"));
-    let children = children.filter_map(|file| fs::read_to_string(file).ok());
-    children
-        .flat_map(|text| text.split_whitespace().filter_map(|child| child.parse().ok()).collect::<Vec<u32>>())
-        .collect()
 }
 
 /// Returns the number of switches, voluntary and involuntary, in a `status` of a thread.

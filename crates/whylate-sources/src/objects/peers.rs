@@ -2,8 +2,8 @@
 //! Peers of objects: which processes have the other end open, by one scan of all descriptors.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::path::Path;
 
+use whylate_model::holders::Holder;
 use whylate_model::object::{MAX_PEERS, Peer};
 
 use super::budget::Budget;
@@ -13,9 +13,9 @@ use super::lead::{Access, Lead};
 use super::process_now::ProcessNow;
 use crate::kernel::proc;
 
-/// Maximum number of processes per object that are kept, and of which the state is read.
+/// Maximum number of processes per object that are kept, and number of those whose states are read even if no time is left.
 const MAX_KEPT: usize = 256;
-const MAX_READ: usize = 16;
+const ALWAYS_READ: usize = 16;
 
 /// Device of FUSE daemons.
 const FUSE_DEVICE: &str = "/dev/fuse";
@@ -57,8 +57,11 @@ impl<'a> Wanted<'a> {
             return true;
         }
         let mut daemons = Vec::new();
-        for pid in proc::numbers("/proc".as_ref()).unwrap_or_default() {
-            for descriptor in proc::numbers(Path::new(&format!("/proc/{pid}/fd"))).unwrap_or_default() {
+        for pid in proc::numbers_on_demand("/proc") {
+            if !budget.has_time() {
+                return false;
+            }
+            for descriptor in proc::numbers_on_demand(format!("/proc/{pid}/fd")) {
                 if !budget.take_descriptor() {
                     return false;
                 }
@@ -116,37 +119,57 @@ fn daemons_of(minor: u32, daemons: &[(u32, Option<u32>)]) -> Vec<u32> {
     }
 }
 
-/// Returns the peers by name, stopped ones first, and the number of processes of further names. The waiter's own process
-/// counts only if it is the only one.
-pub(super) fn peers_of(processes: &BTreeSet<u32>, own: u32) -> (Vec<Peer>, u32) {
-    let has_others = processes.iter().any(|&pid| pid != own);
-    let mut by_name: BTreeMap<String, Peer> = BTreeMap::new();
-    let mut unread = 0;
-    for (number, &pid) in processes.iter().filter(|&&pid| pid != own || !has_others).enumerate() {
-        if number >= MAX_READ {
-            unread += 1;
-            continue;
+/// The states of processes, each of which is read once.
+pub(super) struct States<'a> {
+    budget: &'a Budget,
+    read: HashMap<u32, Holder>,
+}
+
+impl<'a> States<'a> {
+    pub(super) fn new(budget: &'a Budget) -> Self {
+        States { budget, read: HashMap::new() }
+    }
+
+    /// Returns the state of a process; `None` if it is not read, as there is no time left and it `may_be_left_out`.
+    fn of(&mut self, pid: u32, may_be_left_out: bool) -> Option<Holder> {
+        if !self.read.contains_key(&pid) && may_be_left_out && !self.budget.has_time() {
+            return None;
         }
-        let process = ProcessNow::read(pid).now;
-        let name = process.who.rsplit_once(':').map_or("", |(name, _)| name).to_owned();
-        // It has ended meanwhile.
-        if name.is_empty() {
-            continue;
-        }
-        match by_name.get_mut(&name) {
-            None => drop(by_name.insert(name, Peer { process, others: 0 })),
-            Some(known) => {
-                known.others += 1;
-                if process.is_stopped() && !known.process.is_stopped() {
-                    known.process = process;
+        Some(self.read.entry(pid).or_insert_with(|| ProcessNow::read(pid).now).clone())
+    }
+
+    /// Returns the peers by name, stopped ones first, and the number of processes of further names. The waiter's own
+    /// process counts only if it is the only one.
+    pub(super) fn peers_of(&mut self, processes: &BTreeSet<u32>, own: u32) -> (Vec<Peer>, u32) {
+        let has_others = processes.iter().any(|&pid| pid != own);
+        let mut by_name: BTreeMap<String, Peer> = BTreeMap::new();
+        let mut unread = 0;
+        for (number, &pid) in processes.iter().filter(|&&pid| pid != own || !has_others).enumerate() {
+            let state = if number < MAX_KEPT { self.of(pid, number >= ALWAYS_READ) } else { None };
+            let Some(process) = state else {
+                unread += 1;
+                continue;
+            };
+            let name = process.who.rsplit_once(':').map_or("", |(name, _)| name).to_owned();
+            // It has ended meanwhile.
+            if name.is_empty() {
+                continue;
+            }
+            match by_name.get_mut(&name) {
+                None => drop(by_name.insert(name, Peer { process, others: 0 })),
+                Some(known) => {
+                    known.others += 1;
+                    if process.is_stopped() && !known.process.is_stopped() {
+                        known.process = process;
+                    }
                 }
             }
         }
+        let mut peers: Vec<Peer> = by_name.into_values().collect();
+        peers.sort_by_key(|peer| !peer.process.is_stopped());
+        let left_out = peers.split_off(peers.len().min(MAX_PEERS));
+        (peers, unread + left_out.iter().map(|peer| peer.others + 1).sum::<u32>())
     }
-    let mut peers: Vec<Peer> = by_name.into_values().collect();
-    peers.sort_by_key(|peer| !peer.process.is_stopped());
-    let left_out = peers.split_off(peers.len().min(MAX_PEERS));
-    (peers, unread + left_out.iter().map(|peer| peer.others + 1).sum::<u32>())
 }
 
 #[cfg(test)]
@@ -162,10 +185,28 @@ mod tests {
     #[test]
     fn own_process_is_a_peer_only_if_it_is_alone() {
         let own = std::process::id();
-        let (peers, others) = peers_of(&[own].into(), own);
+        let budget = Budget::new();
+        let mut states = States::new(&budget);
+        let (peers, others) = states.peers_of(&[own].into(), own);
         assert_eq!((peers.len(), others), (1, 0));
         assert!(peers[0].process.who.ends_with(&format!(":{own}")));
         // The number of no process.
-        assert!(peers_of(&[own, u32::MAX].into(), own).0.is_empty());
+        assert!(states.peers_of(&[own, u32::MAX].into(), own).0.is_empty());
+    }
+
+    #[test]
+    fn stopped_process_comes_first_wherever_it_is() {
+        let state = |pid: u32| {
+            let state = if pid == 250 { "T" } else { "S" }.to_owned();
+            (pid, Holder { who: format!("a{}:{pid}", pid % 2), state, ..Holder::default() })
+        };
+        let budget = Budget::spent();
+        let mut states = States { budget: &budget, read: (1..=300).map(state).collect() };
+        let (peers, others) = states.peers_of(&(1..=300).collect(), 1_000);
+        let named: Vec<_> = peers.iter().map(|peer| (peer.process.who.as_str(), peer.others)).collect();
+        assert_eq!((named, others), (vec![("a0:250", 127), ("a1:1", 127)], 300 - 256));
+        // The numbers of no processes.
+        let unknown = (u32::MAX - 299..=u32::MAX).collect();
+        assert_eq!(states.peers_of(&unknown, 1_000), (Vec::new(), 300 - 16), "without time");
     }
 }

@@ -17,17 +17,14 @@ pub(crate) struct ProcessNow {
 }
 
 impl ProcessNow {
-    /// Reads the state of a process. All threads of a process are stopped at once.
+    /// Reads the state of a process.
     pub(crate) fn read(pid: u32) -> Self {
         let directory = PathBuf::from(format!("/proc/{pid}"));
         let stat = proc::text(directory.join("stat")).unwrap_or_default();
         // The first field after the name is the third, the state; the 20th is the number of threads (proc_pid_stat(5)).
         let threads = fields_of(&stat).nth(17);
         let has_several_threads = threads.is_none_or(|threads| threads != "1");
-        let mut now = thread_now(&directory, pid, &stat);
-        if has_several_threads && !now.is_stopped() {
-            now = Holder { who: now.who, ..Holder::default() };
-        }
+        let mut now = known_of_process(thread_now(&directory, pid, &stat), has_several_threads);
         if !now.is_stopped() && cgroups::is_frozen(pid) {
             (now.state, now.syscall) = (State::Frozen.name(), None);
         }
@@ -42,6 +39,15 @@ impl ProcessNow {
     }
 }
 
+/// Returns what the state of its first thread tells about a process. A signal stops all threads at once, but a tracer may
+/// have stopped this one alone.
+fn known_of_process(first: Holder, has_several_threads: bool) -> Holder {
+    if has_several_threads && first.state != "T" {
+        return Holder { who: first.who, ..Holder::default() };
+    }
+    first
+}
+
 fn fields_of(stat: &str) -> impl Iterator<Item = &str> {
     stat.rsplit_once(") ").map_or("", |(_, fields)| fields).split(' ')
 }
@@ -53,4 +59,21 @@ fn thread_now(directory: &std::path::Path, tid: u32, stat: &str) -> Holder {
     let number = proc::text(directory.join("syscall")).unwrap_or_default();
     let number = number.split(' ').next().and_then(|number| number.parse().ok());
     Holder { who, state, syscall: number.and_then(syscalls::name), ..Holder::default() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_signal_stops_all_threads() {
+        let of = |state: &str, has_several_threads| {
+            let first = Holder { who: "a:7".to_owned(), state: state.to_owned(), ..Holder::default() };
+            let now = known_of_process(first, has_several_threads);
+            assert_eq!(now.who, "a:7");
+            now.state
+        };
+        assert_eq!(["S", "T", "t"].map(|state| of(state, false)), ["S", "T", "t"]);
+        assert_eq!(["S", "T", "t"].map(|state| of(state, true)), ["", "T", ""]);
+    }
 }

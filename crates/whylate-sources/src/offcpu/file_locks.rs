@@ -7,7 +7,6 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::thread;
@@ -199,9 +198,9 @@ fn path_of(pid: u32, lock: &str, room: &mut Room) -> Option<Held> {
 /// opened it.
 fn openers(wanted: &HashSet<&str>, room: &mut Room) -> HashMap<String, Held> {
     let mut first: HashMap<String, (u64, Held)> = HashMap::new();
-    for pid in proc::numbers("/proc".as_ref()).unwrap_or_default() {
+    for pid in proc::numbers_on_demand("/proc") {
         let mut started = None;
-        each_lock(pid, room, &mut |lock, path| {
+        let has_room = each_lock(pid, room, &mut |lock, path| {
             if !wanted.contains(lock) {
                 return;
             }
@@ -211,15 +210,18 @@ fn openers(wanted: &HashSet<&str>, room: &mut Room) -> HashMap<String, Held> {
                 first.insert(lock.to_owned(), (started, held));
             }
         });
+        if !has_room {
+            break;
+        }
     }
     first.into_iter().map(|(lock, (_, held))| (lock, held)).collect()
 }
 
-/// Calls `found` with each lock of the files of a process, and the path of the file.
-fn each_lock(pid: u32, room: &mut Room, found: &mut dyn FnMut(&str, &str)) {
-    for fd in proc::numbers(Path::new(&format!("/proc/{pid}/fd"))).unwrap_or_default() {
+/// Calls `found` with each lock of the files of a process, and the path of the file. Returns whether there was room for all.
+fn each_lock(pid: u32, room: &mut Room, found: &mut dyn FnMut(&str, &str)) -> bool {
+    for fd in proc::numbers_on_demand(format!("/proc/{pid}/fd")) {
         if !room.take() {
-            return;
+            return false;
         }
         let Ok(path) = fs::read_link(format!("/proc/{pid}/fd/{fd}")) else { continue };
         // Others, such as `anon_inode:[eventpoll]`, have no locks.
@@ -231,6 +233,7 @@ fn each_lock(pid: u32, room: &mut Room, found: &mut dyn FnMut(&str, &str)) {
         let locks = about.lines().filter_map(|line| LockLine::parse(line.strip_prefix("lock:")?));
         locks.filter(|lock| !lock.is_waiter).for_each(|lock| found(lock.text, &path));
     }
+    true
 }
 
 /// Returns the start time of a process in clock ticks, the 22nd field of its `stat`.

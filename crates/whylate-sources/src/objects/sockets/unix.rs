@@ -58,16 +58,24 @@ impl UnixDiag {
     pub(super) fn find(&self, inode: u32) -> Option<UnixSocket> {
         self.ask(NLM_F_REQUEST, u32::MAX, inode, UDIAG_SHOW_NAME | UDIAG_SHOW_PEER)?;
         let mut bytes = [0; 8192];
-        loop {
-            let (_, length) = recv(&self.0, &mut bytes[..], RecvFlags::empty()).ok()?;
-            let mut found = parse(bytes.get(..length)?).sockets;
-            // The answer to an earlier question that took too long.
-            if let Some(found) = found.pop().filter(|found| found.inode == inode) {
-                return Some(found);
-            } else if found.is_empty() {
+        for _ in 0..MAX_DATAGRAMS {
+            let length = match recv(&self.0, &mut bytes[..], RecvFlags::empty()) {
+                Ok((_, length)) => length,
+                Err(Errno::INTR) => continue,
+                Err(_) => return None,
+            };
+            let sockets = parse(bytes.get(..length)?).sockets;
+            // There is no such socket.
+            if sockets.is_empty() {
                 return None;
             }
+            // Other sockets are the answer to an earlier question that took too long.
+            let found = sockets.into_iter().find(|found| found.inode == inode);
+            if found.is_some() {
+                return found;
+            }
         }
+        None
     }
 
     /// Returns the listening sockets.
@@ -206,6 +214,9 @@ mod tests {
         let other = diag.find(inode_of(&server)).expect("the other end");
         assert_eq!((other.peer, other.name.as_deref()), (Some(inode_of(&client)), path.to_str()));
         assert_eq!(diag.find(1), None);
+        let late = inode_of(&listener);
+        diag.ask(NLM_F_REQUEST, u32::MAX, late, UDIAG_SHOW_NAME).expect("asked");
+        assert_eq!(diag.find(inode_of(&client)), Some(own), "behind the answer to an earlier question");
     }
 
     #[test]

@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Words of a thread's stack, and the step from a frame to its caller.
 
-use std::fs::File;
-use std::os::unix::fs::FileExt as _;
-
 use super::super::rules::{BP_KEPT, Rule};
 use super::super::skel::types::{offcpu_limits, rule_base};
 use super::super::watchdog::Reader;
+use crate::kernel::process_memory::ProcessMemory;
 
 /// Error of memory that is unresponsive.
 pub(super) struct Unresponsive;
@@ -21,16 +19,14 @@ pub(super) struct Words {
 
 /// The smallest page size; larger ones are multiples of it.
 const PAGE_BYTES: u64 = offcpu_limits::PAGE_BYTES.0 as u64;
-/// Flags of /proc/PID/pagemap (admin-guide/mm/pagemap.rst): the page is present, or was swapped out.
-const PRESENT_OR_SWAPPED: u64 = 3 << 62;
 
 impl Words {
     pub(super) fn new(tid: u32) -> Self {
         Words { tid, chunk: Vec::new(), start: 0 }
     }
 
-    /// Reads a word. `Ok(None)` if the thread has exited, or the page is neither present nor swapped: such a page might
-    /// have to be read from a file, and its file system may not answer.
+    /// Reads a word. `Ok(None)` if the thread has exited, or the page is neither present nor swapped
+    /// ([`ProcessMemory`]).
     pub(super) fn word(&mut self, at: u64, reader: &mut Reader) -> Result<Option<u64>, Unresponsive> {
         let known = |words: &Words| {
             let from = usize::try_from(at.checked_sub(words.start)?).ok()?;
@@ -41,15 +37,8 @@ impl Words {
         }
         let tid = self.tid;
         let read = move || {
-            // Some kernels have no pagemap.
-            let is_there = File::open(format!("/proc/{tid}/pagemap")).map_or(Some(true), |pages| {
-                let mut entry = [0; 8];
-                pages.read_exact_at(&mut entry, at / rustix::param::page_size() as u64 * 8).ok()?;
-                Some(u64::from_ne_bytes(entry) & PRESENT_OR_SWAPPED != 0)
-            })?;
             let mut chunk = vec![0; (PAGE_BYTES - at % PAGE_BYTES) as usize];
-            let memory = File::open(format!("/proc/{tid}/mem")).ok().filter(|_| is_there)?;
-            memory.read_exact_at(&mut chunk, at).ok()?;
+            ProcessMemory::open(tid)?.read_exact_at(&mut chunk, at)?;
             Some(chunk)
         };
         (self.chunk, self.start) = (reader.read(read).ok_or(Unresponsive)?.unwrap_or_default(), at);
