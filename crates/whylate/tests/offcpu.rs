@@ -79,7 +79,7 @@ fn with_wakers(path: &dyn Fn(&str) -> String) -> Result<()> {
         let output = output_of(&arguments)?;
         let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
         ensure!(output.status.success(), "{arguments:?}: {stderr}");
-        ensure!(stderr.contains("offcpu uses the trace backend, as only") == says, "{arguments:?}: {stderr}");
+        ensure!(stderr.contains("offcpu uses the trace backend, because only") == says, "{arguments:?}: {stderr}");
         let folded = fs::read_to_string(&file)?;
         let has = |end: &str| folded.lines().any(|line| line.contains(";--;") && line.contains(end));
         ensure!(has(";--;[interrupt] ") && has(";--;[not woken yet] "), "some ends are missing");
