@@ -34,7 +34,7 @@ pub struct Arguments {
 struct Component {
     name: String,
     version: String,
-    /// Package URL (https://github.com/package-url/purl-spec).
+    /// Package URL (<https://github.com/package-url/purl-spec>).
     url: String,
     /// SPDX expression of the licenses that its authors offer.
     offered: String,
