@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Capabilities of a run without an end: once everything is attached, all threads give up those that measuring does not
+//! Capabilities of a run without an end: once everything is attached, all threads drop those that measuring does not
 //! need. Each thread has its own sets, and only the thread itself can change them: a signal handler does.
 
 #![allow(unsafe_code)]
@@ -44,7 +44,7 @@ const VERSION_3: u32 = 0x2008_0522;
 static EFFECTIVE: AtomicU64 = AtomicU64::new(0);
 static PERMITTED: AtomicU64 = AtomicU64::new(0);
 
-/// Capabilities that are given up until this is dropped. The thread that drops it gets back those that attaching needs.
+/// Capabilities that stay reduced until the value is dropped. The thread that drops it gets back those that attaching needs.
 #[derive(Debug)]
 pub struct ReducedCapabilities(());
 
@@ -53,7 +53,7 @@ impl ReducedCapabilities {
     /// `writes_files`, keeps those to write a recording.
     ///
     /// # Errors
-    /// Fails if the threads cannot be listed, or one does not react. Some have given up capabilities then.
+    /// Fails if the threads cannot be listed, or one does not react. Some have dropped capabilities then.
     pub fn reduce(writes_files: bool) -> anyhow::Result<Self> {
         let reduced = ReducedCapabilities(());
         let files = if writes_files { FILES } else { CapabilitySet::empty() };
@@ -183,7 +183,7 @@ struct Half {
     inheritable: u32,
 }
 
-/// Gives up capabilities of the current thread, also for programs that it executes. Makes a system call for each
+/// Drops capabilities of the current thread, also for programs that it executes. Makes a system call for each
 /// capability, allocates nothing, and takes no lock.
 extern "C" fn give_up(_signal: libc::c_int) {
     let [effective, permitted] = [&EFFECTIVE, &PERMITTED].map(|set| set.load(Ordering::Relaxed));
@@ -227,7 +227,7 @@ mod tests {
             println!("skipped: needs root");
             return;
         }
-        // In a process of its own: capabilities that are given up do not come back.
+        // In a process of its own: dropped capabilities do not come back.
         let name = "kernel::least_privilege::tests::threads_give_up_what_is_not_needed_and_can_pass_on_the_rest";
         if std::env::var_os("WHYLATE_GIVES_UP").is_none() {
             let mut itself = std::process::Command::new(std::env::current_exe().expect("a path"));

@@ -108,7 +108,7 @@ impl Call {
         }
     }
 
-    /// Returns what the call designates; `None` if that is unknown, or does not tell what the call waits for.
+    /// Returns what the call designates; `None` if that is unknown, or not what the call waits for.
     pub(super) fn target(&self) -> Option<Target> {
         let [first, second, third, fourth, fifth, _] = self.arguments;
         let is_in = |names: &str| names.split_ascii_whitespace().any(|name| name == self.name);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Futexes: the owner of a mutex, as glibc and musl record it, and the thread that pthread_join(3) waits for.
 //!
-//! Any word may look like the number of a thread. A number is taken for an owner only if the call, the word and its
-//! neighbors are those of a mutex, and the number is that of a thread of the process.
+//! Any word may look like a TID. A TID is taken for an owner only if the call, the word and its
+//! neighbors are those of a mutex, and a thread of the process has this TID.
 
 use std::fs;
 

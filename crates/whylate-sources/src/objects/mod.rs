@@ -70,7 +70,7 @@ pub(crate) struct Waiter {
 pub(crate) struct Objects {
     /// In the order of the waiters.
     pub found: Vec<Option<Object>>,
-    /// Number of waits whose object was not read in time, or whose thread has run meanwhile.
+    /// Number of waits for which no object was read in time, or after which the thread has run.
     pub unread: u64,
 }
 

@@ -151,7 +151,7 @@ impl<'a> States<'a> {
                 continue;
             };
             let name = process.who.rsplit_once(':').map_or("", |(name, _)| name).to_owned();
-            // It has ended meanwhile.
+            // The process has ended.
             if name.is_empty() {
                 continue;
             }

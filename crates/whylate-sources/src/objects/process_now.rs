@@ -39,7 +39,7 @@ impl ProcessNow {
     }
 }
 
-/// Returns what the state of its first thread tells about a process. A signal stops all threads at once, but a tracer may
+/// Returns what the state of the first thread implies for its process. A signal stops all threads at once, but a tracer may
 /// have stopped this one alone.
 fn known_of_process(first: Holder, has_several_threads: bool) -> Holder {
     if has_several_threads && first.state != "T" {

@@ -272,7 +272,7 @@ pub fn default_name(host: &str) -> anyhow::Result<PathBuf> {
     Ok(PathBuf::from(format!("{host}-{}.{EXTENSION}", stamp.strftime("%Y-%m-%dT%H%M%SZ"))))
 }
 
-/// Gives up the capabilities that are not needed once everything is attached, until the result is dropped.
+/// Drops the capabilities that are not needed once everything is attached, until the result is dropped.
 pub fn reduce_capabilities(writes_files: bool) -> Option<ReducedCapabilities> {
     let reduced = ReducedCapabilities::reduce(writes_files);
     reduced.inspect_err(|error| say!("whylate: cannot drop capabilities: {error:#}")).ok()

@@ -36,7 +36,7 @@ pub struct Partitions {
     recording: Identity,
     /// Least recently used first.
     open: VecDeque<Partition>,
-    /// Number of times that the files of a recording and day were begun, by the recording's name and the day.
+    /// Number of times that the files of a recording and day were started, by the recording's name and the day.
     begun: BTreeMap<(String, u64), u32>,
     partitions: usize,
 }
