@@ -100,22 +100,36 @@ impl PendingFile {
         }
     }
 
-    /// Completes the file.
+    /// Writes all data and gives the file a temporary name beside its final one, so that `end` only has to rename it.
     ///
     /// # Errors
     /// Fails if the file system does.
-    pub fn end(mut self) -> io::Result<()> {
+    pub fn settle(&mut self) -> io::Result<()> {
         self.out.flush()?;
         if matches!(self.location, Location::Unnamed) {
             let temporary = temporary_name(&self.path)?;
             linkat(CWD, proc_path(self.out.get_ref()), CWD, &temporary, AtFlags::SYMLINK_FOLLOW)?;
             self.location = Location::Named(temporary);
         }
+        Ok(())
+    }
+
+    /// Completes the file.
+    ///
+    /// # Errors
+    /// Fails if the file system does.
+    pub fn end(mut self) -> io::Result<()> {
+        self.settle()?;
         if let Location::Named(temporary) = &self.location {
             fs::rename(temporary, &self.path)?;
             self.location = Location::Itself;
         }
         Ok(())
+    }
+
+    /// Returns the final path.
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 }
 

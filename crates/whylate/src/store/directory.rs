@@ -50,8 +50,12 @@ pub struct DirectoryStore {
     lock: File,
     retention: Retention,
     file: Option<FileStore>,
-    /// Start time of the current file.
+    /// When the current file was created.
     started_ns: u64,
+    /// Start in the header of the current file.
+    start_unix_ns: u64,
+    /// Start that the recorder gave for the last file, if there was one.
+    given_unix_ns: Option<u64>,
     made: Vec<PathBuf>,
     written: u64,
 }
@@ -75,7 +79,17 @@ impl DirectoryStore {
             return Err(io::Error::other("another whylate is recording to it (choose another directory)"));
         }
         let directory = directory.to_owned();
-        Ok(DirectoryStore { directory, lock, retention, file: None, started_ns: 0, made: Vec::new(), written: 0 })
+        Ok(DirectoryStore {
+            directory,
+            lock,
+            retention,
+            file: None,
+            started_ns: 0,
+            start_unix_ns: 0,
+            given_unix_ns: None,
+            made: Vec::new(),
+            written: 0,
+        })
     }
 
     /// Ends the file. The next frame begins a new one.
@@ -184,13 +198,16 @@ impl Store for DirectoryStore {
         let mut header = header.clone();
         if self.file.as_ref().is_some_and(|file| self.is_due(file, now_ns)) {
             self.end_file()?;
-            header.start_unix_ns = now_ns;
         }
         if self.file.is_none() {
             let file = self.create(now_ns)?;
             self.made.push(file.path().to_owned());
             (self.file, self.started_ns) = (Some(file), now_ns);
+            // Each file has its own start, whether the last one is full, or could not be ended.
+            let given = self.given_unix_ns.replace(header.start_unix_ns);
+            self.start_unix_ns = if given == Some(header.start_unix_ns) { now_ns } else { header.start_unix_ns };
         }
+        header.start_unix_ns = self.start_unix_ns;
         self.retain();
         match &mut self.file {
             Some(file) => file.begin_frame(&header),
@@ -243,7 +260,7 @@ mod tests {
 
     fn fill(store: &mut DirectoryStore, frames: usize, bytes: usize) {
         for _ in 0..frames {
-            store.begin_frame(&Header::default()).expect("started");
+            store.begin_frame(&Header { recording: 1, schema: 1, ..Header::default() }).expect("started");
             store.write(&vec![7; bytes]).expect("written");
             store.end_frame(&Index { bytes: bytes as u64, lines: 1, ..Index::default() }).expect("ended");
         }
@@ -274,6 +291,26 @@ mod tests {
         let mut store = DirectoryStore::open(&path, retention).expect("the former one has gone");
         fill(&mut store, 1, 10);
         assert_eq!(recordings_in(&path).len(), 1);
+    }
+
+    #[test]
+    fn files_have_starts_of_their_own() {
+        let directory = tempfile::tempdir().expect("a directory");
+        // The second file is due because the first one is large, the third one because the second one has ended.
+        let retention = Retention { most_bytes: Some(1_000_000), ..Retention::default() };
+        let mut store = DirectoryStore::open(directory.path(), retention).expect("made");
+        fill(&mut store, 1, 200_000);
+        fill(&mut store, 1, 10);
+        store.end_file().expect("ended");
+        fill(&mut store, 1, 10);
+        store.end_file().expect("ended");
+        let start = |path: &PathBuf| {
+            let reader = whylate_model::recording::Reader::new(File::open(path).expect("there")).expect("a recording");
+            reader.header().start_unix_ns
+        };
+        let starts: Vec<u64> = store.files().iter().map(start).collect();
+        assert_eq!((starts.len(), starts[0]), (3, 0), "the first one has the start of the recorder");
+        assert!(starts[0] < starts[1] && starts[1] < starts[2], "{starts:?}");
     }
 
     /// Returns the names of the files of 100 kB each that remain after the store has written into their directory.

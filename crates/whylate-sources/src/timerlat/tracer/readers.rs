@@ -16,13 +16,15 @@ use rustix::thread::CpuSet;
 
 use super::super::Policy;
 use super::super::threads::{self, SchedAttr};
+use crate::kernel::least_privilege::drop_capabilities;
 
 /// Steps of a reader before it reads, each of which may fail.
-const STEPS: [&str; 4] = [
+const STEPS: [&str; 5] = [
     "keep a reader on its CPU",
     "give a reader its priority (run as root, or grant CAP_SYS_NICE)",
     "close what a reader does not need",
     "open the tracer's file for a reader: another program reads it",
+    "drop a reader's capabilities",
 ];
 /// Stands in for a step's index: the reader is reading.
 const READS: u8 = u8::MAX;
@@ -161,6 +163,10 @@ fn read(config: &ReaderConfig, report: RawFd) -> i32 {
         if file < 0 {
             return failed(3);
         }
+        // Reading needs none. The signal at the parent's end stays set: a smaller set of capabilities does not clear it.
+        if drop_capabilities() < 0 {
+            return failed(4);
+        }
         send(READS, 0);
         libc::close(REPORT);
         let mut nothing = 0_u8;
@@ -168,4 +174,29 @@ fn read(config: &ReaderConfig, report: RawFd) -> i32 {
         while libc::read(file, (&raw mut nothing).cast(), 1) >= 0 {}
     }
     1
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn reader_has_no_capabilities_while_it_reads() {
+        let directory = tempfile::tempdir().expect("a directory");
+        // A FIFO whose writer is silent, in place of the tracer's file.
+        let path = directory.path().join("timerlat_fd");
+        assert!(std::process::Command::new("mkfifo").arg(&path).status().expect("mkfifo").success());
+        let _writer = fs::OpenOptions::new().read(true).write(true).open(&path).expect("opened");
+        let cpu = rustix::thread::sched_getcpu();
+        let mut reader = Reader::start(cpu as u32, &path, Policy::Other(0)).expect("it reads");
+        let pid = reader.pid.as_raw_nonzero();
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("there");
+        for set in ["CapInh:", "CapPrm:", "CapEff:", "CapAmb:"] {
+            let mask = status.lines().find_map(|line| line.strip_prefix(set)).expect("a set");
+            assert_eq!(u64::from_str_radix(mask.trim(), 16), Ok(0), "{status}");
+        }
+        reader.is_alive().expect("it still reads");
+    }
 }

@@ -49,6 +49,15 @@ impl Files {
         let all = Table::ALL.into_iter().zip(files).map(|(table, file)| File::begin(table, &columns(table), file));
         Ok(Files(all.collect::<Result<_, _>>()?))
     }
+
+    /// Writes the remaining rows. The files appear when the caller ends them.
+    pub fn complete(self) -> anyhow::Result<Vec<PendingFile>> {
+        let complete = |mut file: File| {
+            file.write_group()?;
+            Ok(file.writer.into_inner()?)
+        };
+        self.0.into_iter().map(complete).collect()
+    }
 }
 
 impl Sink for Files {
@@ -57,11 +66,7 @@ impl Sink for Files {
     }
 
     fn end(self: Box<Self>) -> anyhow::Result<()> {
-        for mut file in self.0 {
-            file.write_group()?;
-            file.writer.into_inner()?.end()?;
-        }
-        Ok(())
+        self.complete()?.into_iter().try_for_each(|file| Ok(file.end()?))
     }
 }
 
