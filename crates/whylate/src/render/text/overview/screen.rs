@@ -12,7 +12,7 @@ use whylate_model::snapshot::Sleeper;
 use whylate_model::sources::{CARDS, named};
 use whylate_model::units::{format_ns, format_round_ns, printable};
 
-use super::{Sentences, lost_events, status};
+use super::{Sentences, lost_events, programs, status};
 use crate::render::text::fit::Fit;
 use crate::render::text::table::Table;
 use crate::render::text::time_of_day::time_of_day;
@@ -24,6 +24,8 @@ const WITH_SOURCE: usize = 90;
 const MAX_SLEEPERS: usize = 3;
 /// Maximum number of lines of the worst event, unless all of it is asked for.
 const MAX_WORST_LINES: usize = 9;
+/// Maximum number of held-up programs with a line of their own.
+const MAX_PROGRAMS: usize = 5;
 /// Maximum number of culprits with a line of their own.
 const MAX_CULPRITS: usize = 8;
 
@@ -63,6 +65,7 @@ pub fn write(out: &mut dyn Write, look: &Overview, screen: &Screen) -> io::Resul
     let verdict = Sentences::new(&look.verdict());
     writeln!(out, "{}", verdict.colored())?;
     verdict.culprit.iter().try_for_each(|culprit| writeln!(out, "{culprit}"))?;
+    write_programs(out, look)?;
     write_culprits(out, look, screen)?;
     writeln!(out)?;
     table(&rows, screen.columns.is_none_or(|columns| columns >= WITH_SOURCE)).write(out, screen.columns)?;
@@ -93,6 +96,20 @@ fn write_left_out(out: &mut dyn Write, look: &Overview) -> io::Result<()> {
         writeln!(out, "-     {}: {}", printable(&sources.join(", ")), printable(reason))?;
     }
     Ok(())
+}
+
+/// Writes the programs that were held up for a large share of the time.
+fn write_programs(out: &mut dyn Write, look: &Overview) -> io::Result<()> {
+    let held_up = &look.programs.held_up;
+    if held_up.is_empty() {
+        return Ok(());
+    }
+    writeln!(out, "\nHELD UP")?;
+    held_up.iter().take(MAX_PROGRAMS).try_for_each(|of| writeln!(out, "{}", programs::line(&look.programs, of)))?;
+    match held_up.len().saturating_sub(MAX_PROGRAMS) {
+        0 => Ok(()),
+        more => writeln!(out, "{} more", why::counted(more as u64, "program")),
+    }
 }
 
 fn write_culprits(out: &mut dyn Write, look: &Overview, screen: &Screen) -> io::Result<()> {
