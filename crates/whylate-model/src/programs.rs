@@ -30,6 +30,21 @@ pub struct Programs {
     /// Threads that were held up, longest first; those of a snapshot need not be over the limit.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub held_up: Vec<HeldUpProgram>,
+    /// Programs that others started again and again, most often first. Their threads are one culprit.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub spawned: Vec<Spawned>,
+}
+
+/// Short-lived processes of one name that one thread started.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct Spawned {
+    /// Name of the processes, when they exited.
+    pub name: String,
+    /// The thread that started them.
+    pub by: ActorName,
+    /// Number of processes that exited.
+    pub runs: u64,
 }
 
 /// A thread of a program, or all short-lived threads of one name, with what held it up.

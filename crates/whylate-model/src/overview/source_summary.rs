@@ -137,7 +137,12 @@ impl<'a> SourceSummary<'a> {
             let others = of.process.iter().chain(&of.waits_in).map(text).sum::<usize>();
             size_of::<Sleeper>() + text(&of.who.to_string()) + others
         };
-        size_of::<Self>() + self.programs.heap_bytes() + texts + lost + buckets + self.sleepers.iter().map(of_sleeper).sum::<usize>()
+        size_of::<Self>()
+            + self.programs.heap_bytes()
+            + texts
+            + lost
+            + buckets
+            + self.sleepers.iter().map(of_sleeper).sum::<usize>()
     }
 
     /// Returns the maximum of the values; `None` if there are none.

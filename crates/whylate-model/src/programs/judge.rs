@@ -2,6 +2,7 @@
 //! Decides which programs are over the limit.
 
 use super::{HeldUpBy, HeldUpPart, HeldUpProgram, Programs};
+use crate::Cause;
 
 /// Share of the time for which a program is held up, as a fraction, from which it is over the limit.
 pub const LIMIT: f64 = 0.25;
@@ -35,19 +36,23 @@ impl Programs {
             }
         }
         over.sort_by(|a, b| (b.held_up_ns(), &a.who).cmp(&(a.held_up_ns(), &b.who)));
+        let parts = || over.iter().flat_map(|program| &program.parts);
+        let is_culprit = |name: &str| parts().any(|part| part.causes.iter().any(|of| of.who.comm() == Some(name)));
+        let spawned = self.spawned.iter().filter(|spawned| is_culprit(&spawned.name)).cloned().collect();
         let Programs { covered_ns, on_cpu_ns, ready_ns, .. } = *self;
-        Programs { covered_ns, on_cpu_ns, ready_ns, held_up: over }
+        Programs { covered_ns, on_cpu_ns, ready_ns, held_up: over, spawned }
     }
 
     /// Returns the program with the parts that count, if these are over the limit.
     fn judged(&self, program: &HeldUpProgram) -> Option<HeldUpProgram> {
         let counts = |part: &&HeldUpPart| match part.by {
-            HeldUpBy::RunQueue => self.is_unfair(part.ns, program.on_cpu_ns),
+            HeldUpBy::RunQueue => sleeps(program, part.ns) && self.is_unfair(part.ns, program.on_cpu_ns),
             HeldUpBy::Disk => part.latency.quantile_ns(0.5) >= MIN_DISK_NS,
             HeldUpBy::Quota | HeldUpBy::Lock | HeldUpBy::Memory | HeldUpBy::Program => true,
             HeldUpBy::Unknown => false,
         };
-        let parts: Vec<HeldUpPart> = program.parts.iter().filter(counts).cloned().collect();
+        let parts = program.parts.iter().filter(counts).cloned();
+        let parts: Vec<HeldUpPart> = parts.map(|part| HeldUpPart { causes: by_name(&part.causes), ..part }).collect();
         let judged = HeldUpProgram { parts, ..program.clone() };
         let waits: u64 = judged.parts.iter().map(|part| part.latency.count()).sum();
         (waits >= MIN_WAITS && judged.share(self.covered_ns) >= LIMIT).then_some(judged)
@@ -61,10 +66,31 @@ impl Programs {
     }
 }
 
+/// Adds up the causes of threads of one name, such as those of a program that is started again and again.
+fn by_name(causes: &[Cause]) -> Vec<Cause> {
+    let mut sums: Vec<Cause> = Vec::new();
+    for cause in causes {
+        let name = cause.who.by_name();
+        match sums.iter_mut().find(|sum| sum.kind == cause.kind && sum.who.by_name() == name) {
+            Some(sum) if sum.who == cause.who => sum.ns = sum.ns.saturating_add(cause.ns),
+            Some(sum) => (sum.who, sum.ns) = (name, sum.ns.saturating_add(cause.ns)),
+            None => sums.push(cause.clone()),
+        }
+    }
+    sums.sort_by(|a, b| (b.ns, a.kind, &a.who).cmp(&(a.ns, b.kind, &b.who)));
+    sums
+}
+
+/// Returns whether a thread mostly sleeps. One that could run all the time, and short-lived ones, share the CPUs that
+/// there are; a service has work now and then.
+fn sleeps(program: &HeldUpProgram, ready_ns: u64) -> bool {
+    program.who.tid().is_some() && program.on_cpu_ns.saturating_add(ready_ns) <= program.lived_ns / 2
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{ActorName, Cause, CauseKind};
+    use crate::{ActorName, CauseKind};
 
     const S_NS: u64 = 1_000_000_000;
 
@@ -80,7 +106,7 @@ mod tests {
     }
 
     fn programs(held_up: Vec<HeldUpProgram>) -> Programs {
-        Programs { covered_ns: 10 * S_NS, on_cpu_ns: 10 * S_NS, ready_ns: 5 * S_NS, held_up }
+        Programs { covered_ns: 10 * S_NS, on_cpu_ns: 10 * S_NS, ready_ns: 5 * S_NS, held_up, spawned: Vec::new() }
     }
 
     fn is_over(parts: Vec<HeldUpPart>) -> bool {
@@ -94,7 +120,10 @@ mod tests {
         // All kinds count together.
         assert!(is_over(vec![part(HeldUpBy::Lock, 1_300, 10), part(HeldUpBy::Memory, 1_200, 10)]));
         // Few long waits are late events of their own.
-        assert!(!is_over(vec![part(HeldUpBy::Program, 4_000, 1_000)]) && is_over(vec![part(HeldUpBy::Program, 5_000, 1_000)]));
+        assert!(
+            !is_over(vec![part(HeldUpBy::Program, 4_000, 1_000)])
+                && is_over(vec![part(HeldUpBy::Program, 5_000, 1_000)])
+        );
         let mut short = programs(vec![program(7, 0, vec![part(HeldUpBy::Lock, 800, 10)])]);
         short.covered_ns = S_NS - 1;
         assert!(short.over_limit().held_up.is_empty());
@@ -107,6 +136,8 @@ mod tests {
 
     #[test]
     fn shared_cpus_hold_nobody_up_and_a_hog_does() {
+        // It could run for more than half of the time.
+        assert!(!is_over(vec![part(HeldUpBy::RunQueue, 4_001, 20)]));
         // The other programs wait half as long as they run: 4 s of 9 s, and the program 4 s for each second.
         assert!(is_over(vec![part(HeldUpBy::RunQueue, 4_000, 20)]));
         // In a build each job waits as long as any other one.
@@ -116,6 +147,7 @@ mod tests {
             on_cpu_ns: 8 * S_NS,
             ready_ns: 24 * S_NS,
             held_up: (1..9).map(job).collect(),
+            spawned: Vec::new(),
         };
         assert!(build.over_limit().held_up.is_empty());
     }
@@ -126,6 +158,15 @@ mod tests {
         let over = programs(vec![of(1, 3_000), of(2, 6_000), of(3, 100), of(4, 4_000)]).over_limit().held_up;
         let [one] = &over[..] else { panic!("{over:?}") };
         assert_eq!((one.who.to_string(), one.others, one.held_up_ns()), ("service:2".to_owned(), 2, 6 * S_NS));
+    }
+
+    #[test]
+    fn culprits_of_one_name_are_one() {
+        let cause = |tid, ns| Cause::new(CauseKind::Running, ActorName::thread("true", tid), ns);
+        let other = Cause::new(CauseKind::Running, ActorName::thread("indexer", 8), 15);
+        let sums = by_name(&[cause(1, 10), other.clone(), cause(2, 10)]);
+        assert_eq!(sums[0], Cause::new(CauseKind::Running, ActorName::program("true"), 20));
+        assert_eq!(sums[1], other);
     }
 
     #[test]

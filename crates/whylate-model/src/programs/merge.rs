@@ -11,6 +11,8 @@ use crate::{ActorName, Cause, CauseKind};
 /// Maximum number of programs, and of causes of one part; further ones are left out, or counted together.
 const MAX_PROGRAMS: usize = 4_096;
 const MAX_CAUSES: usize = 64;
+/// Maximum number of programs that others started; the first ones are kept.
+const MAX_SPAWNED: usize = 256;
 
 impl Programs {
     /// Adds those of the next span. Returns the number of programs without room.
@@ -18,6 +20,15 @@ impl Programs {
         self.covered_ns = self.covered_ns.saturating_add(next.covered_ns);
         self.on_cpu_ns = self.on_cpu_ns.saturating_add(next.on_cpu_ns);
         self.ready_ns = self.ready_ns.saturating_add(next.ready_ns);
+        for of in &next.spawned {
+            let spawned = self.spawned.len();
+            match self.spawned.iter_mut().find(|known| known.name == of.name && known.by == of.by) {
+                Some(known) => known.runs = known.runs.saturating_add(of.runs),
+                None if spawned < MAX_SPAWNED => self.spawned.push(of.clone()),
+                None => {}
+            }
+        }
+        self.spawned.sort_by(|a, b| (b.runs, &a.name, &a.by).cmp(&(a.runs, &b.name, &b.by)));
         if next.held_up.is_empty() {
             return 0;
         }
@@ -101,10 +112,11 @@ mod tests {
 
     fn programs(ns: u64, cause: &str) -> Programs {
         let causes = vec![Cause::new(CauseKind::Running, cause, ns)];
-        let part = HeldUpPart { by: HeldUpBy::Lock, ns, latency: [ns].into_iter().collect(), causes, ..Default::default() };
+        let part =
+            HeldUpPart { by: HeldUpBy::Lock, ns, latency: [ns].into_iter().collect(), causes, ..Default::default() };
         let who = ActorName::thread("service", 7);
         let held_up = vec![HeldUpProgram { who, lived_ns: 100, on_cpu_ns: 5, parts: vec![part], ..Default::default() }];
-        Programs { covered_ns: 100, on_cpu_ns: 50, ready_ns: 20, held_up }
+        Programs { covered_ns: 100, on_cpu_ns: 50, ready_ns: 20, held_up, spawned: Vec::new() }
     }
 
     #[test]
@@ -124,7 +136,9 @@ mod tests {
     #[test]
     fn causes_beyond_the_maximum_are_counted_together() {
         let mut sum = Programs::default();
-        (0..100).for_each(|number| drop(sum.add(&programs(10, &format!("a{number}")))));
+        for number in 0..100 {
+            assert_eq!(sum.add(&programs(10, &format!("a{number}"))), 0);
+        }
         let causes = &sum.held_up[0].parts[0].causes;
         assert_eq!((causes.len(), causes.iter().map(|cause| cause.ns).sum::<u64>()), (MAX_CAUSES + 1, 1_000));
     }

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use super::thread::{Group, HeldUpWait, ThreadState, ThreadSums};
-use super::{CallKind, HeldUpBy, HeldUpProgram, Programs};
+use super::{CallKind, HeldUpBy, HeldUpProgram, Programs, Spawned};
 use crate::ActorName;
 use crate::own::{Own, own};
 use crate::path::history::{Holder, Name, RunSlice, SwitchIn, SwitchOut, Waker};
@@ -16,13 +16,16 @@ const MAX_THREADS: usize = 32_768;
 const MAX_NAMES: usize = 1_024;
 /// Time of the waits of one kind for which one sample is due: waits are chosen by their length.
 const SAMPLE_NS: u64 = 5_000_000;
-/// Maximum number of samples at a time, of each thread and of all, and of samples that are due until they are chosen.
-const MAX_SAMPLES_OF_THREAD: usize = 4;
+/// Maximum number of samples at a time, of each kind of wait of a thread and of all, and of those that are due until then.
+const MAX_SAMPLES_OF_GROUP: usize = 4;
 const MAX_SAMPLES: usize = 24;
 const MAX_DUE: usize = 4_096;
 /// Maximum number of programs in a snapshot, and minimum share of the covered time for which each was held up.
 const MAX_PROGRAMS: usize = 24;
 const MIN_SHARE: f64 = 0.02;
+/// Maximum number of programs that others started, and minimum number of their runs a second.
+const MAX_SPAWNED: usize = 8;
+const MIN_RUNS_A_SECOND: f64 = 5.0;
 /// Maximum number of threads whose objects are looked up at a time, and minimum share for which each was held up.
 const MAX_LOOKUPS: usize = 8;
 const MIN_LOOKUP_SHARE: f64 = 0.1;
@@ -52,6 +55,8 @@ pub struct Pair {
 pub struct Tally {
     threads: HashMap<u32, ThreadState>,
     exited: HashMap<Name, ThreadSums>,
+    /// Number of exited processes by name and creator.
+    spawned: HashMap<(Name, u32), u64>,
     calls: HashMap<u16, (CallKind, Option<String>)>,
     covered_ns: u64,
     /// End of the time that was read.
@@ -115,6 +120,12 @@ impl Tally {
             } else {
                 from_ns
             },
+            parent: match slice.entry {
+                SwitchIn::Woken { by: Waker::Parent(parent), .. } => {
+                    Some(parent).filter(|_| !slice.is_in_parents_process)
+                }
+                _ => None,
+            },
             ..ThreadState::default()
         });
         thread.sums.name = slice.name;
@@ -176,8 +187,13 @@ impl Tally {
 
     /// Adds an exited thread to those of its name.
     fn exit(&mut self, tid: u32, at_ns: u64) {
-        let Some(mut thread) = self.threads.remove(&tid).filter(|thread| thread.is_kernel != Some(true)) else { return };
+        let Some(mut thread) = self.threads.remove(&tid).filter(|thread| thread.is_kernel != Some(true)) else {
+            return;
+        };
         thread.sums.lived_ns += at_ns.saturating_sub(thread.counted_from_ns);
+        if let Some(parent) = thread.parent.filter(|_| self.spawned.len() < MAX_NAMES) {
+            *self.spawned.entry((thread.sums.name, parent)).or_default() += 1;
+        }
         if self.exited.len() < MAX_NAMES || self.exited.contains_key(&thread.sums.name) {
             self.exited.entry(thread.sums.name).or_default().absorb(thread.sums);
         }
@@ -185,17 +201,22 @@ impl Tally {
 
     /// Chooses waits whose paths are wanted, of the threads that were held up most.
     pub fn samples(&mut self) -> Vec<Sample> {
-        let mut of_thread: HashMap<u32, Vec<Sample>> = HashMap::new();
-        for sample in self.due.drain(..) {
-            of_thread.entry(sample.query.tid).or_default().push(sample);
+        let mut groups: HashMap<(u32, Group), Vec<Sample>> = HashMap::new();
+        for sample in std::mem::take(&mut self.due) {
+            let tid = sample.query.tid;
+            // Threads that could run most of the time share the CPUs that there are.
+            let is_busy =
+                |sums: &ThreadSums| (sums.on_cpu_ns + sums.ready_ns - sums.throttled_ns) * 2 > self.covered_ns;
+            if sample.group == Group::Ready && self.threads.get(&tid).is_none_or(|thread| is_busy(&thread.sums)) {
+                continue;
+            }
+            groups.entry((tid, sample.group)).or_default().push(sample);
         }
-        let mut threads: Vec<(u64, u32, Vec<Sample>)> = of_thread
-            .into_iter()
-            .map(|(tid, samples)| (samples.iter().map(|sample| sample.weight).sum(), tid, samples))
-            .collect();
-        threads.sort_by_key(|&(weight, tid, _)| (std::cmp::Reverse(weight), tid));
-        let thinned = threads.into_iter().flat_map(|(_, _, samples)| thinned(samples));
-        thinned.take(MAX_SAMPLES).collect()
+        let weight = |samples: &[Sample]| samples.iter().map(|sample| sample.weight).sum::<u64>();
+        let mut groups: Vec<(u64, Vec<Sample>)> =
+            groups.into_values().map(|samples| (weight(&samples), samples)).collect();
+        groups.sort_by_key(|(weight, samples)| (std::cmp::Reverse(*weight), samples.first().map(|of| of.query.tid)));
+        groups.into_iter().flat_map(|(_, samples)| thinned(&samples)).take(MAX_SAMPLES).collect()
     }
 
     /// Adds the path of a sample.
@@ -237,6 +258,7 @@ impl Tally {
             on_cpu_ns: std::mem::take(&mut self.on_cpu_ns),
             ready_ns: std::mem::take(&mut self.ready_ns),
             held_up: Vec::new(),
+            spawned: self.take_spawned(covered_ns),
         };
         let is_long = |ns: u64| ns as f64 >= MIN_SHARE * covered_ns as f64;
         let mutual = self.lesser_of_mutual_pairs();
@@ -274,6 +296,20 @@ impl Tally {
         programs
     }
 
+    /// Returns the programs that others started often.
+    fn take_spawned(&mut self, covered_ns: u64) -> Vec<Spawned> {
+        let is_often = |runs: u64| runs as f64 * 1e9 >= MIN_RUNS_A_SECOND * covered_ns as f64;
+        let of = |((name, parent), runs): ((Name, u32), u64)| {
+            let of_parent = self.threads.get(&parent).map(|thread| thread.sums.name).unwrap_or_default();
+            Spawned { name: name.text(), by: ActorName::thread(of_parent.text(), parent), runs }
+        };
+        let mut often: Vec<Spawned> =
+            std::mem::take(&mut self.spawned).into_iter().filter(|&(_, runs)| is_often(runs)).map(of).collect();
+        often.sort_by(|a, b| (b.runs, &a.name, &a.by).cmp(&(a.runs, &b.name, &b.by)));
+        often.truncate(MAX_SPAWNED);
+        often
+    }
+
     /// Returns pairs whose waiter is also waited for by its waker, for longer: who of both serves the other is not known,
     /// and the one that waits less is taken to be the server.
     fn lesser_of_mutual_pairs(&self) -> Vec<Pair> {
@@ -307,16 +343,14 @@ fn kind_of_call(
     of.0
 }
 
-/// Returns at most a few of a thread's samples, at equal distances, with the weight of all.
-fn thinned(samples: Vec<Sample>) -> Vec<Sample> {
-    let step = samples.len().div_ceil(MAX_SAMPLES_OF_THREAD).max(1);
-    let chunks = samples.chunks(step);
+/// Returns at most a few of the samples of one kind, at equal distances, with the weight of all.
+fn thinned(samples: &[Sample]) -> Vec<Sample> {
+    let step = samples.len().div_ceil(MAX_SAMPLES_OF_GROUP).max(1);
     let one = |chunk: &[Sample]| {
-        let longest = chunk[chunk.len() / 2];
-        let weight = chunk.iter().filter(|sample| sample.group == longest.group).map(|sample| sample.weight).sum();
-        Sample { weight, ..longest }
+        let weight = chunk.iter().map(|sample| sample.weight).sum();
+        Sample { weight, ..chunk[chunk.len() / 2] }
     };
-    chunks.map(one).collect()
+    samples.chunks(step).map(one).collect()
 }
 
 fn program_of(

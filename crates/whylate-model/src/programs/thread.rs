@@ -21,7 +21,7 @@ const AT_ONCE: usize = 1_024;
 const MAX_CAUSES: usize = 32;
 
 /// Waits of one kind, by a system call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Group {
     /// Runnable: behind other threads, or throttled.
     Ready,
@@ -112,13 +112,23 @@ impl GroupSums {
         self.held_up += weight;
         for cause in path.causes() {
             let share = weight as f64 * cause.ns as f64 / whole_ns as f64;
-            let has_room = self.causes.len() < MAX_CAUSES;
-            let known = self.causes.iter_mut().find(|(known, _)| known.kind == cause.kind && known.who == cause.who);
-            match known {
-                Some((_, sum)) => *sum += share,
-                None if has_room => self.causes.push((cause, share)),
-                None => self.add_other(share),
+            self.add_cause(cause, share);
+        }
+    }
+
+    /// Adds a cause. Where there are many, threads of one name are one, and beyond that all others.
+    fn add_cause(&mut self, cause: Cause, share: f64) {
+        let is_same = |(known, _): &&mut (Cause, f64)| known.kind == cause.kind && known.who == cause.who;
+        let causes = self.causes.len();
+        match self.causes.iter_mut().find(is_same) {
+            Some((_, sum)) => *sum += share,
+            None if causes < MAX_CAUSES => self.causes.push((cause, share)),
+            None if cause.who.tid().is_some() => {
+                let who = cause.who.by_name();
+                self.add_cause(Cause { who, ..cause }, share);
             }
+            None if causes < 2 * MAX_CAUSES => self.causes.push((cause, share)),
+            None => self.add_other(share),
         }
     }
 
@@ -152,7 +162,8 @@ impl GroupSums {
         match group {
             Group::Ready => {
                 let throttled_ns = throttled_ns.min(ns);
-                let of = |by, ns, causes| HeldUpPart { by, ns, latency: latency.clone(), causes, ..HeldUpPart::default() };
+                let of =
+                    |by, ns, causes| HeldUpPart { by, ns, latency: latency.clone(), causes, ..HeldUpPart::default() };
                 let is_quota = |kind| kind == CauseKind::Throttled;
                 let quota = of(HeldUpBy::Quota, throttled_ns, scaled(throttled_ns, &is_quota));
                 let rest_ns = ns - throttled_ns;
@@ -229,15 +240,7 @@ impl ThreadSums {
             own.latency.merge(&sums.latency);
             own.sampled += sums.sampled;
             own.held_up += sums.held_up;
-            for (cause, share) in sums.causes {
-                let is_same = |known: &&mut (Cause, f64)| known.0.kind == cause.kind && known.0.who == cause.who;
-                let has_room = own.causes.len() < MAX_CAUSES;
-                match own.causes.iter_mut().find(is_same) {
-                    Some((_, sum)) => *sum += share,
-                    None if has_room => own.causes.push((cause, share)),
-                    None => own.add_other(share),
-                }
-            }
+            sums.causes.into_iter().for_each(|(cause, share)| own.add_cause(cause, share));
         }
     }
 
@@ -261,6 +264,8 @@ pub(super) struct ThreadState {
     pub left: Option<(u64, Blocked)>,
     /// When it was switched in after its last wait.
     pub resumed_ns: u64,
+    /// The thread of another process that created it, if that was seen.
+    pub parent: Option<u32>,
     /// Whether it is a kernel thread, if it has blocked.
     pub is_kernel: Option<bool>,
     /// Whom it woke, and when, latest last.

@@ -21,9 +21,9 @@ use whylate_model::path::history::{Move, Moves};
 use whylate_model::thread::{self, ActorName};
 use whylate_model::{Labels, LateEvent, Occupancy, Snapshot};
 
+use self::programs::ProgramShares;
 use self::skel::RunnableSkelBuilder;
 use self::skel::types::{runnable_wait, thread_role};
-use self::programs::ProgramShares;
 use self::sleeps::BlockedWaits;
 use crate::cpu_account::{Account, Step, StepGuard, Timers, Wakeups, Windows};
 use crate::kernel::attach::{self, PlainData, ProgramStatistics, text};

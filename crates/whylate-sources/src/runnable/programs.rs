@@ -144,7 +144,8 @@ fn call_name(number: u16) -> Option<String> {
 /// Keeps the share of the thread's waits in futexes that its sampled stacks show to be for a lock: the others wait for
 /// work, or it is not known what for.
 fn weigh_futex(program: &mut HeldUpProgram, pid: Option<u32>, stacks: &[Stack]) {
-    let Some(at) = program.parts.iter().position(|part| part.via.as_deref().is_some_and(|via| via.starts_with("futex")))
+    let Some(at) =
+        program.parts.iter().position(|part| part.via.as_deref().is_some_and(|via| via.starts_with("futex")))
     else {
         return;
     };

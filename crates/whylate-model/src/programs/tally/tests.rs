@@ -148,7 +148,10 @@ fn time_beyond_a_gap_is_not_counted() {
 #[test]
 fn quota_is_apart_from_the_run_queue() {
     let mut tally = Tally::default();
-    let throttled = RunSlice { throttled_ns: 30 * MS_NS, ..ran(7, 50, 60, SwitchIn::Preempted { at_ns: 10 * MS_NS }, in_call(POLL)) };
+    let throttled = RunSlice {
+        throttled_ns: 30 * MS_NS,
+        ..ran(7, 50, 60, SwitchIn::Preempted { at_ns: 10 * MS_NS }, in_call(POLL))
+    };
     add(&mut tally, (0, 100), &[throttled]);
     let programs = take(&mut tally);
     assert_eq!(parts(&programs, 7), [(HeldUpBy::Quota, None, 30), (HeldUpBy::RunQueue, None, 10)]);
@@ -159,7 +162,13 @@ fn quota_is_apart_from_the_run_queue() {
 fn short_lived_threads_are_added_up_by_name() {
     let mut tally = Tally::default();
     let born = |tid: u32, at_ms: u64| {
-        let birth = ran(tid, at_ms, at_ms + 1, woken(at_ms, Waker::Parent(9)), SwitchOut::Blocked(Blocked { is_uninterruptible: true, in_iowait: true, ..Blocked::default() }));
+        let birth = ran(
+            tid,
+            at_ms,
+            at_ms + 1,
+            woken(at_ms, Waker::Parent(9)),
+            SwitchOut::Blocked(Blocked { is_uninterruptible: true, in_iowait: true, ..Blocked::default() }),
+        );
         let end = ran(tid, at_ms + 8, at_ms + 9, woken(at_ms + 8, Waker::Disk(Request::default())), SwitchOut::Dead);
         [birth, end]
     };
@@ -170,6 +179,7 @@ fn short_lived_threads_are_added_up_by_name() {
     assert_eq!((program.who.to_string(), program.lived_ns / MS_NS), ("other".to_owned(), 81));
     assert_eq!((program.parts[0].by, program.parts[0].ns / MS_NS), (HeldUpBy::Disk, 63));
     assert_eq!(program.parts[0].latency.count(), 9);
+    assert_eq!((programs.spawned[0].name.as_str(), programs.spawned[0].runs), ("other", 9));
 }
 
 #[test]
@@ -182,7 +192,7 @@ fn samples_are_few_and_in_proportion_to_time() {
     }
     add(&mut tally, (0, 10_000), &slices);
     let samples = tally.samples();
-    assert_eq!(samples.len(), MAX_SAMPLES_OF_THREAD);
+    assert_eq!(samples.len(), MAX_SAMPLES_OF_GROUP);
     let weight: u64 = samples.iter().map(|sample| sample.weight).sum();
     // Each wait takes 9 ms, and the first one began unseen.
     assert_eq!(weight, 999 * 9 / 5);

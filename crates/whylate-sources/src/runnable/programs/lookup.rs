@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::sync::mpsc::{self, Receiver, TryRecvError};
 use std::thread;
+use std::time::Duration;
 
 use whylate_model::object::{Object, UnfinishedWait};
 use whylate_model::programs::{Programs, Tally};
@@ -16,6 +17,9 @@ use crate::objects::SwitchCounts;
 const EVERY_NS: u64 = 1_000_000_000;
 /// Maximum number of lookups of a wait: many have no object, or are over by then.
 const ATTEMPTS: u32 = 5;
+/// Number of looks of a lookup, and the pause between them.
+const LOOKS: u32 = 8;
+const PAUSE: Duration = Duration::from_millis(7);
 /// Maximum number of waits that are remembered.
 const MAX_WAITS: usize = 256;
 
@@ -61,7 +65,17 @@ impl Lookup {
         let (sender, receiver) = mpsc::channel();
         // One of the names of whylate's own threads.
         let started = thread::Builder::new().name("whylate-reads".to_owned()).spawn(move || {
-            let _ = sender.send(SwitchCounts::read(threads.into_iter()).unfinished_waits());
+            let look = || SwitchCounts::read(threads.iter().copied()).unfinished_waits();
+            let mut found = look();
+            // Each of the waits may be short, and over by now.
+            for _ in 1..LOOKS {
+                if !found.is_empty() {
+                    break;
+                }
+                thread::sleep(PAUSE);
+                found = look();
+            }
+            let _ = sender.send(found);
         });
         self.running = started.is_ok().then_some(receiver);
     }

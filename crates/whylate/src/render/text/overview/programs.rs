@@ -3,7 +3,7 @@
 
 use whylate_model::Cause;
 use whylate_model::object::Object;
-use whylate_model::programs::{HeldUpBy, HeldUpPart, HeldUpProgram, Programs};
+use whylate_model::programs::{HeldUpBy, HeldUpPart, HeldUpProgram, Programs, Spawned};
 use whylate_model::units::{format_ns, format_span, printable};
 
 use crate::render::text::why;
@@ -21,13 +21,14 @@ pub fn line(programs: &Programs, of: &HeldUpProgram) -> String {
     let others = if of.others > 0 { format!(" and {} more of that name", of.others) } else { String::new() };
     let all_ns = of.held_up_ns().max(1);
     let is_large = |part: &&HeldUpPart| part.ns as f64 >= MIN_SHARE * all_ns as f64;
-    let parts: Vec<String> = of.parts.iter().filter(is_large).take(MAX_PARTS).map(part_text).collect();
+    let parts = of.parts.iter().filter(is_large).take(MAX_PARTS);
+    let parts: Vec<String> = parts.map(|part| part_text(programs, part)).collect();
     format!("{who}{others} held up {percent:.0}% of {span} ({waits}, p50 {p50}) {}", parts.join("; and "))
 }
 
 /// Renders a part after "held up".
-fn part_text(part: &HeldUpPart) -> String {
-    let by = part.causes.first().map(culprit);
+fn part_text(programs: &Programs, part: &HeldUpPart) -> String {
+    let by = part.causes.first().map(|cause| culprit(cause) + &runs(programs, cause));
     let by = by.map_or_else(|| format!("by {}", word(part.by)), |culprit| format!("by {culprit}"));
     let via = part.via.as_deref().map_or_else(String::new, |via| format!(", {}", printable(via)));
     let object = part.object.as_ref().map_or_else(String::new, |object| format!(" {}", name(object)));
@@ -36,6 +37,14 @@ fn part_text(part: &HeldUpPart) -> String {
 
 fn culprit(cause: &Cause) -> String {
     why::culprit(cause.kind, &cause.who)
+}
+
+/// Renders how often the culprit was started, and by whom, if it is one of many short-lived processes.
+fn runs(programs: &Programs, cause: &Cause) -> String {
+    let is_of = |of: &&Spawned| cause.who.tid().is_none() && cause.who.comm() == Some(of.name.as_str());
+    let Some(of) = programs.spawned.iter().find(is_of) else { return String::new() };
+    let a_second = of.runs as f64 * 1e9 / programs.covered_ns.max(1) as f64;
+    format!(" ({a_second:.0} runs/s, started by {})", printable(&of.by))
 }
 
 /// Renders an object without its peers: they are among the culprits, or did something else than others.

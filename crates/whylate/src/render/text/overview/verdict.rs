@@ -45,7 +45,8 @@ impl Sentences {
             let of = if *is_of_all { "it" } else { "the explained delay" };
             format!("{percent:.0}% of {of}: {}.", why::culprit_label(culprit))
         });
-        let culprit = culprit.or_else(|| Some(format!("{}.", programs::line(held_up_programs, held_up_programs.held_up.first()?))));
+        let culprit = culprit
+            .or_else(|| Some(format!("{}.", programs::line(held_up_programs, held_up_programs.held_up.first()?))));
         Sentences { is_late, what, culprit }
     }
 
