@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The screen of the overview: the verdict, the culprits, what waited, the worst event, and the commands to run next.
 
+use std::borrow::Cow;
 use std::io::{self, Write};
 
 use jiff::Timestamp;
@@ -10,6 +11,7 @@ use whylate_model::late::cpu_subject;
 use whylate_model::overview::{ForSleeper, Headline, Overview, Row, Sighting};
 use whylate_model::snapshot::Sleeper;
 use whylate_model::sources::{CARDS, named};
+use whylate_model::thread::number;
 use whylate_model::units::{format_ns, format_round_ns, printable};
 
 use super::{Sentences, lost_events, programs, status};
@@ -78,7 +80,7 @@ pub fn write(out: &mut dyn Write, look: &Overview, screen: &Screen) -> io::Resul
     }
     write_worst(out, look, screen)?;
     write_for_sleepers(out, look)?;
-    write_commands(out, &rows, screen)?;
+    write_commands(out, look, &rows, screen)?;
     write_measurement(out, look, screen)?;
     fit.flush()
 }
@@ -243,11 +245,14 @@ fn write_for_sleepers(out: &mut dyn Write, look: &Overview) -> io::Result<()> {
 }
 
 /// Writes the commands that show more: of what was late, or of what the overview does not cover.
-fn write_commands(out: &mut dyn Write, rows: &[Row<'_>], screen: &Screen) -> io::Result<()> {
-    let mut next: Vec<&str> = Vec::new();
+fn write_commands(out: &mut dyn Write, look: &Overview, rows: &[Row<'_>], screen: &Screen) -> io::Result<()> {
+    let mut next: Vec<Cow<'_, str>> = Vec::new();
+    // A recording has no view of one program.
+    let pid = look.programs.held_up.first().filter(|_| screen.replay.is_none()).and_then(|of| of.program().tid());
+    next.extend(pid.map(|pid| format!("whylate -p {} -d 10s", number(pid)).into()));
     for row in rows.iter().filter(|row| row.is_late) {
-        if !next.contains(&row.next) {
-            next.push(row.next);
+        if next.iter().all(|command| command != row.next) {
+            next.push(row.next.into());
         }
     }
     if !next.is_empty() {

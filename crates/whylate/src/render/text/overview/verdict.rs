@@ -10,13 +10,15 @@ use super::{programs, status};
 use crate::render::color;
 use crate::render::text::why;
 
-/// Verdict in words: what was late, with its total delay; and, in a sentence of its own, the main culprit.
+/// Verdict in words: what was late, with its total delay; and, in sentences of their own, the main culprit and the most held-up program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sentences {
     is_late: bool,
     /// Text after `LATE`, or the whole verdict if nothing was late.
     what: String,
     pub culprit: Option<String>,
+    /// The program that was held up for most of the time.
+    pub program: Option<String>,
 }
 
 impl Sentences {
@@ -45,9 +47,8 @@ impl Sentences {
             let of = if *is_of_all { "it" } else { "the explained delay" };
             format!("{percent:.0}% of {of}: {}.", why::culprit_label(culprit))
         });
-        let culprit = culprit
-            .or_else(|| Some(format!("{}.", programs::line(held_up_programs, held_up_programs.held_up.first()?))));
-        Sentences { is_late, what, culprit }
+        let program = held_up_programs.held_up.first().map(|of| format!("{}.", programs::line(held_up_programs, of)));
+        Sentences { is_late, what, culprit, program }
     }
 
     /// Returns the first sentence.
@@ -62,11 +63,11 @@ impl Sentences {
     }
 }
 
-/// Formats both sentences as one text, without color.
+/// Formats all sentences as one text, without color.
 impl Display for Sentences {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.first())?;
-        self.culprit.iter().try_for_each(|culprit| write!(f, " {culprit}"))
+        self.culprit.iter().chain(&self.program).try_for_each(|sentence| write!(f, " {sentence}"))
     }
 }
 
