@@ -45,7 +45,7 @@ const fn short(kind: &'static str, is_explained: fn(&str) -> bool, held_up_by: &
     Slow { kind, is_explained, culprit: (&[], "nobody"), held_up_by: Some(held_up_by) }
 }
 
-const SERVICES: [Slow; 20] = [
+const SERVICES: [Slow; 19] = [
     Slow {
         kind: "fifo",
         is_explained: |text| text.contains("behind fifo-hog:"),
@@ -120,7 +120,6 @@ const SERVICES: [Slow; 20] = [
     short("chained", |text| text.contains("chained-back:"), "chained-back:"),
     short("socket_peer", |text| text.contains("socket-peer:"), "socket-peer:"),
     short("logger", |text| text.contains("logger-reader:"), "logger-reader:"),
-    short("inode", |text| text.contains("inode-writer:"), "inode-writer:"),
     short("period", |text| text.contains("CPU quota"), "cgroup /whylate-trial"),
 ];
 

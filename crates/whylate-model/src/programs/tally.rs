@@ -21,7 +21,7 @@ const MAX_SAMPLES_OF_GROUP: usize = 4;
 const MAX_SAMPLES: usize = 24;
 const MAX_DUE: usize = 4_096;
 /// Maximum number of programs in a snapshot, and minimum share of the covered time for which each was held up.
-const MAX_PROGRAMS: usize = 24;
+const MAX_PROGRAMS: usize = 64;
 const MIN_SHARE: f64 = 0.02;
 /// Maximum number of programs that others started, and minimum number of their runs a second.
 const MAX_SPAWNED: usize = 8;
@@ -110,9 +110,14 @@ impl Tally {
             self.exit(tid, slice.start_ns);
         }
         if let SwitchIn::Woken { at_ns, by: Waker::Thread(waker), .. } = slice.entry
-            && let Some(waker) = self.threads.get_mut(&waker)
+            && let Some((_, blocked)) = self.threads.get(&tid).and_then(|thread| thread.left)
         {
-            waker.wakes(tid, at_ns);
+            let call = blocked.syscall.map(|number| kind_of_call(&mut self.calls, number, call_name));
+            // Whoever makes room for data, or releases a lock, asks for nothing.
+            let takes_requests = matches!(call, Some(CallKind::Reads | CallKind::Idle | CallKind::Futex));
+            if let Some(waker) = self.threads.get_mut(&waker).filter(|_| takes_requests) {
+                waker.wakes(tid, at_ns);
+            }
         }
         let thread = self.threads.entry(tid).or_insert_with(|| ThreadState {
             counted_from_ns: if let SwitchIn::Woken { by: Waker::Parent(_), at_ns, .. } = slice.entry {
@@ -147,9 +152,12 @@ impl Tally {
                     None => CallKind::Other,
                 };
                 let ns = runnable_ns.saturating_sub(left_ns);
-                let group = thread.group_of(left_ns, blocked, call, by).filter(|_| ns > 0 && slice.stopped.is_none());
+                let group = ThreadState::group_of(blocked, call, by).filter(|_| ns > 0 && slice.stopped.is_none());
                 let waker = if let Waker::Thread(tid) = by { Some(tid) } else { None };
-                let wait = |by| HeldUpWait { group: Group::Blocked { by, call: blocked.syscall }, waker, ns };
+                let asked_waker = || waker.is_some_and(|waker| thread.has_asked(waker, left_ns));
+                let has_asked = call == CallKind::Writes || asked_waker();
+                let wait =
+                    |by| HeldUpWait { group: Group::Blocked { by, call: blocked.syscall }, waker, has_asked, ns };
                 waits[0] = group.map(|by| (wait(by), left_ns, slice.start_ns, true));
                 thread.resumed_ns = slice.start_ns;
             }
@@ -161,7 +169,7 @@ impl Tally {
                 if thread.is_kernel == Some(false) {
                     self.ready_ns += ready_ns - throttled_ns;
                 }
-                let wait = HeldUpWait { group: Group::Ready, waker: None, ns: ready_ns };
+                let wait = HeldUpWait { group: Group::Ready, waker: None, has_asked: false, ns: ready_ns };
                 waits[1] = Some((wait, slice.start_ns - ready_ns, slice.start_ns, false));
             }
             for (wait, from_ns, to_ns, is_wait) in waits.into_iter().flatten() {

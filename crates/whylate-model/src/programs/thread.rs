@@ -17,6 +17,8 @@ const MAX_WAKEES: usize = 8;
 const MAX_WAKERS: usize = 8;
 /// Number of durations from which they are added to the histogram.
 const AT_ONCE: usize = 1_024;
+/// Of the waits for another program, one of this number has to follow a request.
+const ASKED_PART: u64 = 10;
 /// Maximum number of causes of one kind of wait.
 const MAX_CAUSES: usize = 32;
 
@@ -34,6 +36,8 @@ pub(super) enum Group {
 pub(super) struct HeldUpWait {
     pub group: Group,
     pub waker: Option<u32>,
+    /// Whether the thread is known to have asked for something, if that decides.
+    pub has_asked: bool,
     pub ns: u64,
 }
 
@@ -48,6 +52,9 @@ pub(super) struct GroupSums {
     pub wakers: Vec<(u32, u64)>,
     /// Number of samples that the waits earned and that were not taken yet, in `ns` of the waits.
     pub unsampled_ns: u64,
+    /// Number of waits, and of those for which the thread asked.
+    count: u64,
+    asked: u64,
     /// Weight of all samples, and of those that were held up.
     sampled: u64,
     held_up: u64,
@@ -64,6 +71,8 @@ impl GroupSums {
             latency: Histogram::default(),
             wakers: Vec::new(),
             unsampled_ns: 0,
+            count: 0,
+            asked: 0,
             sampled: 0,
             held_up: 0,
             causes: Vec::new(),
@@ -73,6 +82,8 @@ impl GroupSums {
     fn add(&mut self, wait: &HeldUpWait) {
         self.ns += wait.ns;
         self.unsampled_ns += wait.ns;
+        self.count += 1;
+        self.asked += u64::from(wait.has_asked);
         self.durations_ns.push(wait.ns);
         if self.durations_ns.len() >= AT_ONCE {
             self.count();
@@ -143,10 +154,12 @@ impl GroupSums {
     /// Returns the parts that these waits are.
     fn parts(mut self, throttled_ns: u64, call_name: &mut dyn FnMut(u16) -> Option<String>) -> Vec<HeldUpPart> {
         self.count();
-        let GroupSums { group, ns, latency, sampled, held_up, causes, .. } = self;
+        let GroupSums { group, ns, latency, count, asked, sampled, held_up, causes, .. } = self;
         // Without a sample it is not known whether another program was active.
         let needs_sample = matches!(group, Group::Blocked { by: HeldUpBy::Program, .. });
         let ns = match sampled {
+            // Without requests these are waits for work. A request to a thread that is still awake wakes nobody.
+            _ if needs_sample && asked.saturating_mul(ASKED_PART) < count => 0,
             0 if needs_sample => 0,
             0 => ns,
             _ => (ns as f64 * held_up as f64 / sampled as f64) as u64,
@@ -238,6 +251,8 @@ impl ThreadSums {
             };
             own.ns += sums.ns;
             own.latency.merge(&sums.latency);
+            own.count += sums.count;
+            own.asked += sums.asked;
             own.sampled += sums.sampled;
             own.held_up += sums.held_up;
             sums.causes.into_iter().for_each(|(cause, share)| own.add_cause(cause, share));
@@ -282,13 +297,13 @@ impl ThreadState {
     }
 
     /// Returns whether it woke the thread after its last wait and before it blocked: it asked for something.
-    fn has_asked(&self, tid: u32, blocked_ns: u64) -> bool {
+    pub fn has_asked(&self, tid: u32, blocked_ns: u64) -> bool {
         let is_of_run = |at_ns: u64| (self.resumed_ns..=blocked_ns).contains(&at_ns);
         self.wakees.iter().any(|&(wakee, at_ns)| wakee == tid && is_of_run(at_ns))
     }
 
-    /// Returns the group of a wait that began at `blocked_ns`, if anything may have held the thread up.
-    pub fn group_of(&self, blocked_ns: u64, blocked: Blocked, call: CallKind, by: Waker) -> Option<HeldUpBy> {
+    /// Returns what may have held the thread up in a wait, if anything.
+    pub fn group_of(blocked: Blocked, call: CallKind, by: Waker) -> Option<HeldUpBy> {
         if blocked.is_kernel || blocked.stop.is_some() {
             return None;
         }
@@ -305,11 +320,10 @@ impl ThreadState {
                 _ if blocked.in_iowait => Some(HeldUpBy::Disk),
                 _ => Some(HeldUpBy::Lock),
             },
-            Waker::Thread(waker) => match call {
+            Waker::Thread(_) => match call {
                 CallKind::FileLock | CallKind::Futex => Some(HeldUpBy::Lock),
                 CallKind::Syncs if blocked.in_iowait => Some(HeldUpBy::Disk),
-                CallKind::Writes => Some(HeldUpBy::Program),
-                CallKind::Reads if self.has_asked(waker, blocked_ns) => Some(HeldUpBy::Program),
+                CallKind::Writes | CallKind::Reads => Some(HeldUpBy::Program),
                 _ => None,
             },
             _ => None,

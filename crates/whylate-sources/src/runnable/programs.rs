@@ -29,6 +29,9 @@ mod relatives;
 const MAX_SLICES: usize = 48_000;
 /// Reading may take at most 1/100 of a CPU.
 const REST_FACTOR: u64 = 100;
+/// Maximum number of programs in a snapshot, and the part of the time for which each has to be held up.
+const MAX_PROGRAMS: usize = 32;
+const MIN_PART: u64 = 50;
 /// Time until all programs have recorded what they saw.
 const SETTLED_NS: u64 = 2_000_000;
 /// Minimum time between two reads, unless a snapshot is due.
@@ -131,7 +134,10 @@ impl ProgramShares {
                 part.object = found.and_then(|(tid, via)| self.lookup.object(tid, via));
             }
         }
-        programs.held_up.retain(|program| !program.parts.is_empty());
+        // Threads whose futexes are no locks are not held up.
+        programs.held_up.retain(|program| program.held_up_ns() > programs.covered_ns / MIN_PART);
+        programs.held_up.sort_by(|a, b| (b.held_up_ns(), &a.who).cmp(&(a.held_up_ns(), &b.who)));
+        programs.held_up.truncate(MAX_PROGRAMS);
         self.lookup.forget_others(&programs);
         programs
     }

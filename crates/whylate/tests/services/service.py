@@ -292,25 +292,6 @@ def logger(kind):
     return request
 
 
-def inode(kind):
-    path = f"{folder}/{kind}.data"
-    block = b"x" * (24 << 20)
-
-    def write():
-        file = os.open(path, os.O_RDWR | os.O_CREAT)
-        while True:
-            os.pwrite(file, block, 0)
-
-    process(f"{kind}-writer", write)
-    file = os.open(path, os.O_RDWR | os.O_CREAT)
-
-    def request():
-        for _ in range(20):
-            os.pwrite(file, b"y", 1 << 30)
-
-    return request
-
-
 def period(kind):
     """As `quota`, with periods that are shorter than what is late."""
     return quota(kind)
@@ -320,7 +301,7 @@ KINDS = {
     made.__name__: made
     for made in [
         *[fifo, flock, disk, peer, niced, quota, irqsoff, interpreter, own, worker, record, child],
-        *[indexer, journal, chatty, chained, socket_peer, logger, inode, period],
+        *[indexer, journal, chatty, chained, socket_peer, logger, period],
     ]
 }
 

@@ -73,6 +73,7 @@ fn parts(programs: &Programs, tid: u32) -> Vec<(HeldUpBy, Option<String>, u64)> 
 fn wait_in(exit: SwitchOut, has_asked: bool) -> Vec<RunSlice> {
     let entry = if has_asked { woken(5, Waker::Thread(7)) } else { woken(5, Waker::Network) };
     vec![
+        ran(8, 0, 1, SwitchIn::Unseen, in_call(POLL)),
         ran(7, 1, 10, woken(1, Waker::Network), exit),
         ran(8, 11, 60, entry, in_call(POLL)),
         ran(7, 55, 60, woken(50, Waker::Thread(8)), in_call(POLL)),
@@ -106,6 +107,21 @@ fn waits_for_work_hold_nobody_up_and_answers_do() {
 }
 
 #[test]
+fn reader_of_a_pipeline_asks_for_nothing() {
+    // Thread 7 makes room in the pipe, for which the writer waits.
+    let mut tally = Tally::default();
+    let slices = [
+        ran(8, 0, 1, SwitchIn::Unseen, in_call(WRITE)),
+        ran(7, 1, 10, woken(1, Waker::Network), in_call(READ)),
+        ran(8, 11, 60, woken(5, Waker::Thread(7)), in_call(POLL)),
+        ran(7, 50, 60, woken(50, Waker::Thread(8)), in_call(POLL)),
+    ];
+    add(&mut tally, (0, 100), &slices);
+    explain(&mut tally, CauseKind::Running);
+    assert_eq!(parts(&take(&mut tally), 7), []);
+}
+
+#[test]
 fn parents_and_shells_are_no_victims_of_their_children() {
     let mut tally = Tally::default();
     add(&mut tally, (0, 100), &wait_in(in_call(READ), true));
@@ -118,6 +134,7 @@ fn parents_and_shells_are_no_victims_of_their_children() {
 fn of_two_that_wait_for_each_other_the_longer_waiter_is_held_up() {
     let mut tally = Tally::default();
     let slices = [
+        ran(8, 0, 1, SwitchIn::Unseen, in_call(READ)),
         ran(7, 1, 10, woken(1, Waker::Network), in_call(READ)),
         ran(8, 10, 50, woken(5, Waker::Thread(7)), in_call(READ)),
         ran(7, 50, 60, woken(50, Waker::Thread(8)), in_call(READ)),
@@ -133,9 +150,9 @@ fn of_two_that_wait_for_each_other_the_longer_waiter_is_held_up() {
 #[test]
 fn time_beyond_a_gap_is_not_counted() {
     let mut tally = Tally::default();
-    add(&mut tally, (0, 40), &wait_in(in_call(FLOCK), false)[..1]);
+    add(&mut tally, (0, 40), &wait_in(in_call(FLOCK), false)[..2]);
     // Between 40 and 45 ms nothing was read: the thread may have run.
-    add(&mut tally, (45, 100), &wait_in(in_call(FLOCK), false)[2..]);
+    add(&mut tally, (45, 100), &wait_in(in_call(FLOCK), false)[3..]);
     assert_eq!(parts(&take(&mut tally), 7), [(HeldUpBy::RunQueue, None, 5)]);
     // Without a gap, a wait may begin in an earlier read.
     add(&mut tally, (100, 140), &[ran(7, 101, 110, woken(101, Waker::Network), in_call(FLOCK))]);

@@ -521,8 +521,7 @@ mod tests {
             idle("poll", EndedBy::Timer, 3_000),
             idle("flock", EndedBy::Others, 1_000),
         ];
-        let budget =
-            Budget { threads: 5, total_ns: 10_000 * MS, on_cpu_ns: 1_000 * MS, waits, ..Budget::default() };
+        let budget = Budget { threads: 5, total_ns: 10_000 * MS, on_cpu_ns: 1_000 * MS, waits, ..Budget::default() };
         let text = written(&report("server", budget), None, false);
         let sentence = "spent 10% of its time on CPU, 10% in flock for others, 50% in epoll_wait (not over yet), over";
         assert!(text.contains(sentence), "{text}");
