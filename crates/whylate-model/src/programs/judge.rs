@@ -10,8 +10,9 @@ pub const LIMIT: f64 = 0.25;
 pub const MIN_WAITS: u64 = 5;
 /// Minimum time that was read from the CPU trace: shares of less are chance.
 pub const MIN_COVERED_NS: u64 = 1_000_000_000;
-/// Median of waits for a disk from which they hold a program up: a disk that answers faster works for it.
-const MIN_DISK_NS: u64 = 2_000_000;
+/// Median of waits for a disk or a CPU from which they hold a program up: a disk that answers faster works for it, and a few
+/// long waits for a CPU among many short ones are late events of their own.
+const MIN_MEDIAN_NS: u64 = 2_000_000;
 /// Factor by which a thread has to wait longer per time on a CPU than other programs do. Where all wait alike, CPUs are
 /// shared fairly, as in a build with more jobs than CPUs.
 const UNFAIR: f64 = 3.0;
@@ -46,8 +47,10 @@ impl Programs {
     /// Returns the program with the parts that count, if these are over the limit.
     fn judged(&self, program: &HeldUpProgram) -> Option<HeldUpProgram> {
         let counts = |part: &&HeldUpPart| match part.by {
-            HeldUpBy::RunQueue => sleeps(program, part.ns) && self.is_unfair(part.ns, program.on_cpu_ns),
-            HeldUpBy::Disk => part.latency.quantile_ns(0.5) >= MIN_DISK_NS,
+            HeldUpBy::RunQueue => {
+                is_slow(part) && sleeps(program, part.ns) && self.is_unfair(part.ns, program.on_cpu_ns)
+            }
+            HeldUpBy::Disk => is_slow(part),
             HeldUpBy::Quota | HeldUpBy::Lock | HeldUpBy::Memory | HeldUpBy::Program => true,
             HeldUpBy::Unknown => false,
         };
@@ -64,6 +67,11 @@ impl Programs {
         let others_on_cpu_ns = self.on_cpu_ns.saturating_sub(on_cpu_ns).max(1) as f64;
         ready_ns as f64 >= UNFAIR * others_ready_ns / others_on_cpu_ns * on_cpu_ns as f64
     }
+}
+
+/// Returns whether the waits for a disk or a CPU are long.
+fn is_slow(part: &HeldUpPart) -> bool {
+    part.latency.quantile_ns(0.5) >= MIN_MEDIAN_NS
 }
 
 /// Adds up the causes of threads of one name, such as those of a program that is started again and again.

@@ -17,8 +17,8 @@ const MAX_NAMES: usize = 1_024;
 /// Time of the waits of one kind for which one sample is due: waits are chosen by their length.
 const SAMPLE_NS: u64 = 5_000_000;
 /// Maximum number of samples at a time, of each kind of wait of a thread and of all, and of those that are due until then.
-const MAX_SAMPLES_OF_GROUP: usize = 4;
-const MAX_SAMPLES: usize = 24;
+const MAX_SAMPLES_OF_GROUP: usize = 3;
+const MAX_SAMPLES: usize = 48;
 const MAX_DUE: usize = 4_096;
 /// Maximum number of programs in a snapshot, and minimum share of the covered time for which each was held up.
 const MAX_PROGRAMS: usize = 64;
@@ -282,7 +282,10 @@ impl Tally {
             sums.groups.retain(|group| {
                 let is_of_program = matches!(group.group, Group::Blocked { by: HeldUpBy::Program, .. });
                 let pair = group.main_waker().filter(|_| is_of_program).map(|waker| Pair { waiter: tid, waker });
-                pair.is_none_or(|pair| !mutual.contains(&pair) && !is_work(pair))
+                pair.is_none_or(|pair| {
+                    let reverse = Pair { waiter: pair.waker, waker: pair.waiter };
+                    !is_work(pair) && (!mutual.contains(&pair) || is_work(reverse))
+                })
             });
             let who = thread.actor(tid);
             programs.held_up.extend(program_of(who, sums, call_name));

@@ -145,6 +145,13 @@ fn of_two_that_wait_for_each_other_the_longer_waiter_is_held_up() {
     let programs = take(&mut tally);
     assert_eq!(parts(&programs, 7), [(HeldUpBy::Program, Some("read".to_owned()), 40)]);
     assert_eq!(parts(&programs, 8), [(HeldUpBy::RunQueue, None, 5)]);
+    // A parent that waits less than its child is the client all the same.
+    let mut tally = Tally::default();
+    add(&mut tally, (0, 100), &slices);
+    explain(&mut tally, CauseKind::Running);
+    let programs = tally.take(&|pair| pair == Pair { waiter: 7, waker: 8 }, &mut call_name);
+    assert_eq!(parts(&programs, 7), []);
+    assert_eq!(parts(&programs, 8)[0], (HeldUpBy::Program, Some("read".to_owned()), 14));
 }
 
 #[test]
