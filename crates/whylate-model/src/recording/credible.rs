@@ -10,7 +10,12 @@ use crate::{LateEvent, Snapshot, Stack};
 /// Returns whether stacks and paths are within the depth that whylate writes: renderers recurse as deep as the input
 /// says.
 pub(super) fn is_credible(snapshot: &Snapshot) -> bool {
-    snapshot.late.iter().all(is_credible_event) && snapshot.stacks.iter().all(is_credible_stack)
+    let mut parts = snapshot.programs.held_up.iter().flat_map(|program| &program.parts);
+    snapshot.late.iter().all(is_credible_event)
+        && snapshot.stacks.iter().all(is_credible_stack)
+        && parts.all(|part| {
+            part.object.as_ref().is_none_or(Object::is_credible) && part.causes.iter().all(|of| is_stack(&of.stack))
+        })
 }
 
 pub(super) fn is_credible_stack(stack: &Stack) -> bool {

@@ -6,6 +6,7 @@
 #[cfg(feature = "fuzzing")]
 pub(crate) mod fuzzing;
 mod limits;
+mod programs;
 mod sleeps;
 
 use std::mem::offset_of;
@@ -20,6 +21,7 @@ use whylate_model::path::history::{Move, Moves};
 use whylate_model::thread::{self, ActorName};
 use whylate_model::{Labels, LateEvent, Occupancy, Snapshot};
 
+use self::programs::ProgramShares;
 use self::skel::RunnableSkelBuilder;
 use self::skel::types::{runnable_wait, thread_role};
 use self::sleeps::BlockedWaits;
@@ -82,6 +84,8 @@ pub(crate) struct Waits {
     unseen_reported: u64,
     /// Blocked waits, if they are explained.
     sleeps: Option<BlockedWaits>,
+    /// Programs by the share of time that they are held up, in the overview.
+    programs: Option<ProgramShares>,
     /// Blocked waits dropped by the programs, as far as reported.
     sleeps_lost_reported: u64,
     /// Events that were explained before a drain.
@@ -128,6 +132,7 @@ impl Waits {
             cut_short: 0,
             unseen_reported: 0,
             sleeps: wanted.explain_sleeps_over_ns.map(|over_ns| BlockedWaits::new(over_ns, wanted, session.symbols())),
+            programs: wanted.held_up_alone.then(|| ProgramShares::new(&session.symbols())),
             sleeps_lost_reported: 0,
             explained: Vec::new(),
             skeleton,
@@ -152,7 +157,17 @@ impl Waits {
         if let Some(sleeps) = &mut self.sleeps {
             sleeps.explain_within_budget(&self.account, each);
         }
+        if let Some(programs) = &mut self.programs {
+            programs.read(&self.account);
+        }
         Ok(())
+    }
+
+    /// Adds what programs did since the last call; `stacks` were sampled at the same time.
+    pub(crate) fn report_programs(&mut self, snapshot: &mut Snapshot) {
+        if let Some(programs) = &mut self.programs {
+            snapshot.programs = programs.take(&self.account, &snapshot.stacks);
+        }
     }
 
     /// Returns the number of waits lost since the last call, by reason.

@@ -311,9 +311,17 @@ impl Limits for ThrottleLimits {
 }
 
 /// Resolves names for a path, from recorded waits and `/proc`.
-struct PathNameSource<'a> {
+pub(super) struct PathNameSource<'a> {
     names: &'a mut PathNames,
     known: &'a VecDeque<RecordedWait>,
+}
+
+impl<'a> PathNameSource<'a> {
+    /// Resolves names without recorded waits.
+    pub(super) fn of_names(names: &'a mut PathNames) -> Self {
+        static NONE: VecDeque<RecordedWait> = VecDeque::new();
+        PathNameSource { names, known: &NONE }
+    }
 }
 
 impl Names for PathNameSource<'_> {
