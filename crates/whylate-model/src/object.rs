@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Objects of waits: the file, pipe, socket or other thing that a thread waits for, and who could end the wait.
+//! Objects of waits: the file, pipe, socket or other thing that a thread waits or waited for, and who could end the wait.
 
 use std::fmt::{self, Display, Formatter};
 
@@ -25,6 +25,8 @@ pub enum ObjectKind {
     File,
     /// A file or directory of a FUSE file system, whose daemon is the peer.
     Fuse,
+    /// A lock of a file: flock(2) or fcntl(2); its peer is the process that holds it.
+    FileLock,
     /// A pipe; its peers have the other end open.
     Pipe,
     /// A pipe with a path (mkfifo(3)).
@@ -181,6 +183,51 @@ impl Object {
         !self.peers.is_empty() || self.any_of.iter().any(Object::has_peer)
     }
 
+    /// Returns whether both are the same object, whatever their peers do meanwhile and however long the calls may wait.
+    pub fn is_same(&self, other: &Object) -> bool {
+        let key = |of: &Object| (of.kind, of.is_deleted, of.inode, of.address, of.id, of.any_of.len());
+        let names = |of: &Object| [&of.path, &of.local, &of.remote, &of.mount].map(Clone::clone);
+        key(self) == key(other)
+            && names(self) == names(other)
+            && self.any_of.iter().zip(&other.any_of).all(|(one, other)| one.is_same(other))
+    }
+
+    /// Returns whether a wait for the object that ends by its timeout has given up: a lock that others hold, a request to a
+    /// FUSE daemon, a connection that is being made, an answer by UDP, or anything of a stopped process. A server that looks
+    /// after its connections between two requests waits for nothing of that kind.
+    pub fn is_owed(&self) -> bool {
+        let is_own = match self.kind {
+            ObjectKind::FileLock | ObjectKind::Mutex | ObjectKind::Fuse => true,
+            ObjectKind::Udp => self.remote.is_some(),
+            ObjectKind::Tcp => self.state.as_deref() == Some("syn_sent"),
+            _ => false,
+        };
+        is_own || self.has_stopped_peer() || self.any_of.iter().any(Object::is_owed)
+    }
+
+    /// Returns whether the object says more than the system call does: a name, an address, or who could end the wait.
+    pub fn is_telling(&self) -> bool {
+        match self.kind {
+            ObjectKind::Futex
+            | ObjectKind::Eventfd
+            | ObjectKind::Timerfd
+            | ObjectKind::Epoll
+            | ObjectKind::Signalfd
+            | ObjectKind::Signal
+            | ObjectKind::IoUring => self.has_peer(),
+            ObjectKind::Pipe | ObjectKind::Mutex | ObjectKind::Thread | ObjectKind::Process | ObjectKind::Socket => {
+                self.has_peer()
+            }
+            ObjectKind::AnyOf => self.any_of.iter().any(Object::is_telling),
+            _ => true,
+        }
+    }
+
+    /// Renders the object without the timeout of the call.
+    pub fn without_timeout(&self) -> String {
+        Object { timeout_ns: None, ..self.clone() }.to_string()
+    }
+
     /// Returns whether the object is no larger than one that whylate writes: a recording may come from anywhere.
     pub fn is_credible(&self) -> bool {
         self.is_credible_at(DEEPEST)
@@ -204,6 +251,7 @@ impl Object {
                 let mount = self.mount.as_deref().map_or_else(String::new, |mount| format!(" at {}", printable(mount)));
                 format!("{} of the FUSE file system{mount}", named("file"))
             }
+            ObjectKind::FileLock => format!("the lock of {}", named("file")),
             ObjectKind::Pipe => "a pipe".to_owned(),
             ObjectKind::Fifo => named("FIFO"),
             ObjectKind::UnixSocket => {
@@ -248,7 +296,7 @@ impl Object {
     fn role(&self) -> &'static str {
         match self.kind {
             ObjectKind::Pipe | ObjectKind::Fifo => "other end held by",
-            ObjectKind::Mutex => "held by",
+            ObjectKind::Mutex | ObjectKind::FileLock => "held by",
             ObjectKind::Fuse => "served by",
             ObjectKind::Process | ObjectKind::Thread => "namely",
             ObjectKind::Semaphore => "last changed by",

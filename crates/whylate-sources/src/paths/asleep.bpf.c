@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * In which system call each thread sleeps, once: of what began before anything was recorded. 0.2 us a thread.
+ * In which system call each thread sleeps: first of what began before anything was recorded, then of waits that last. 0.2 us a thread.
  */
 #include "kernel_types.h"
 #include <bpf/bpf_helpers.h>
@@ -19,9 +19,12 @@ enum {
 };
 
 struct thread_asleep {
-	/* Its number, as it is shown. */
+	/* Its number and that of its process, as they are shown. */
 	u32 tid;
+	u32 process;
 	s32 syscall;
+	/* Its number of switches, which is another one in its next wait. */
+	u32 switches;
 };
 
 /* Nothing is ever in it: it puts the type that user space shares into the skeleton. */
@@ -43,6 +46,8 @@ int on_each_thread(struct bpf_iter__task *ctx)
 	if (asleep.syscall < 0)
 		return 0;
 	asleep.tid = shown_number(task);
+	asleep.process = shown_process(task);
+	asleep.switches = task->nvcsw + task->nivcsw;
 	bpf_seq_write(ctx->meta->seq, &asleep, sizeof(asleep));
 	return 0;
 }

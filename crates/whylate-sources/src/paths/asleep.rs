@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! System calls in which threads were already asleep when the recording started.
+//! Threads that are asleep in a system call; those that were when the recording started.
 
 use std::collections::HashMap;
 
 use anyhow::Context as _;
+use libbpf_rs::Link;
 use libbpf_rs::skel::{OpenSkel as _, SkelBuilder as _};
 use whylate_model::path::history::{RunSlice, SwitchIn};
 
-use self::skel::AsleepSkelBuilder;
+use self::skel::{AsleepSkel, AsleepSkelBuilder};
 use self::skel::types::thread_asleep;
 use crate::kernel::attach::{self, PlainData};
 use crate::kernel::clock;
@@ -41,25 +42,55 @@ struct Thread {
     woken_ns: Option<u64>,
 }
 
-impl Asleep {
-    /// Returns the threads that are asleep now.
-    pub(super) fn now() -> anyhow::Result<Self> {
+/// A thread that is asleep in a system call.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sleeper {
+    pub tid: u32,
+    /// PID of its process.
+    pub process: u32,
+    /// Number of its switches so far.
+    pub switches: u32,
+    syscall: i32,
+}
+
+/// Walks over the threads that are asleep in a system call.
+pub(super) struct Sleepers {
+    link: Link,
+    _skeleton: AsleepSkel<'static>,
+}
+
+impl Sleepers {
+    pub(super) fn load() -> anyhow::Result<Self> {
         let mut open = AsleepSkelBuilder::default().open(attach::open_object())?;
         let settings = open.maps.rodata_data.as_deref_mut().context("the BPF object has no settings")?;
         settings.own_namespace = pid_namespace::as_setting();
         let skeleton = open.load()?;
         let link = skeleton.progs.on_each_thread.attach()?;
-        let mut asleep = Asleep { began_ns: clock::monotonic_ns(), ..Asleep::default() };
-        iterate(&link, |bytes| {
-            for record in bytes.chunks_exact(size_of::<thread_asleep>()).filter_map(attach::read_plain::<thread_asleep>)
-            {
-                if asleep.threads.len() < THREADS {
-                    asleep.threads.insert(record.tid, Thread { syscall: record.syscall, woken_ns: None });
+        Ok(Sleepers { link, _skeleton: skeleton })
+    }
+
+    /// Returns the threads that are asleep now, up to a limit.
+    pub(super) fn walk(&self) -> anyhow::Result<Vec<Sleeper>> {
+        let mut all = Vec::new();
+        iterate(&self.link, |bytes| {
+            let records = bytes.chunks_exact(size_of::<thread_asleep>());
+            for of in records.filter_map(attach::read_plain::<thread_asleep>) {
+                if all.len() < THREADS {
+                    let thread_asleep { tid, process, syscall, switches } = of;
+                    all.push(Sleeper { tid, process, switches, syscall });
                 }
             }
         })?;
-        asleep.ended_ns = clock::monotonic_ns();
-        Ok(asleep)
+        Ok(all)
+    }
+}
+
+impl Asleep {
+    /// Collects the threads that a walk has found, which began at `began_ns` and has just ended.
+    pub(super) fn new(began_ns: u64, found: &[Sleeper]) -> Self {
+        let thread = |of: &Sleeper| (of.tid, Thread { syscall: of.syscall, woken_ns: None });
+        let threads = found.iter().map(thread).collect();
+        Asleep { began_ns, ended_ns: clock::monotonic_ns(), threads }
     }
 
     /// Adds a later run slice of a thread. Slices are in order of time only within each CPU.

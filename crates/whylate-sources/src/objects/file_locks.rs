@@ -12,11 +12,11 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use whylate_model::holders::{Chain, End, Link, Lock, MAX_LINKS};
+use whylate_model::holders::{Chain, End, Holder, Link, Lock, MAX_LINKS};
 use whylate_model::name::into_bounded;
 
 use crate::kernel::{clock, pid_namespace, proc};
-use crate::objects::ProcessNow;
+use super::ProcessNow;
 
 /// Maximum number of bytes of `/proc/locks`, which the kernel writes under a lock that all lockers take, and of the
 /// `fdinfo` of a descriptor, which lists each lock of the process on its file.
@@ -33,7 +33,7 @@ const MAX_LINKS_OF_SNAPSHOT: usize = 1_000;
 
 /// Processes that wait for file locks, and the processes that hold them.
 #[derive(Debug, Default)]
-pub(super) struct FileLocks {
+pub(crate) struct FileLocks {
     /// Index of the lock that each process waits for, by PID; without processes that wait for several locks: which of their
     /// threads waits for which is not known.
     waits: HashMap<u32, usize>,
@@ -110,7 +110,7 @@ fn waited_for(text: &str) -> Vec<(LockLine<'_>, Vec<u32>)> {
 
 impl FileLocks {
     /// Reads which processes wait for which; nothing if that takes too long.
-    pub(super) fn read() -> Self {
+    pub(crate) fn read() -> Self {
         // A thread that hangs stays alone.
         static IS_READING: AtomicBool = AtomicBool::new(false);
         if !pid_namespace::has_proc() || IS_READING.swap(true, Ordering::AcqRel) {
@@ -155,8 +155,14 @@ impl FileLocks {
         files
     }
 
+    /// Returns the process that holds the lock of the file with this path for which a process waits.
+    pub(super) fn holder_of(&self, waiter: u32, path: &str) -> Option<Holder> {
+        let held = self.waits.get(&waiter).and_then(|&index| self.held.get(index)).filter(|held| held.path == path)?;
+        self.holders.get(&held.holder).map(|process| process.now.clone())
+    }
+
     /// Returns the chain of holders that a process waits for. It ends at a process of several threads.
-    pub(super) fn chain_of(&mut self, pid: u32) -> Option<Chain> {
+    pub(crate) fn chain_of(&mut self, pid: u32) -> Option<Chain> {
         let has_room = self.links < MAX_LINKS_OF_SNAPSHOT;
         let max_links = if has_room { MAX_LINKS } else { 1 };
         let (mut chain, mut visited, mut at) = (Chain::default(), vec![pid], pid);
@@ -250,8 +256,6 @@ mod tests {
     use std::fs::File;
 
     use rustix::fs::{FlockOperation, flock};
-    use whylate_model::holders::Holder;
-
     use super::*;
 
     const LOCKS: &str = "\
