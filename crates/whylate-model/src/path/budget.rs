@@ -356,7 +356,7 @@ impl Gatherer<'_> {
         }
         // The sums of flat waits have no objects.
         let has_object = !is_short && stop.is_none() && ended_by != EndedBy::NotOver;
-        let has_object = has_object && via.as_ref().is_some_and(|via| open.has_object(via, self.names));
+        let has_object = has_object && may_be_flat && open.has_object(via.as_deref(), self.names);
         let is_flat = may_be_flat && !has_object;
         let waiter = ThreadLabel::Thread(asked.tid, open.name().or(name).unwrap_or_default());
         let parts = match (open.parts(), open.hop.by) {

@@ -105,8 +105,8 @@ pub trait Names {
     fn cgroup(&mut self, number: u64) -> Option<Cgroup>;
     /// Returns the system call in which a thread waited that was woken at `woken_ns`, and its stack if known.
     fn waits_in(&mut self, tid: u32, woken_ns: u64, blocked: &Blocked) -> (Option<String>, Vec<String>);
-    /// Returns what a thread waited for in the system call `via`, if that is known.
-    fn object(&mut self, _wait: WaitSpan, _via: &str) -> Option<Object> {
+    /// Returns what a thread waited for in the system call `via`, or outside of calls, if that is known.
+    fn object(&mut self, _wait: WaitSpan, _via: Option<&str>) -> Option<Object> {
         None
     }
 }
@@ -142,6 +142,13 @@ impl PathSegment {
         let timer = self.timer.unwrap_or_default();
         let who = timer.culprit(self.via.as_deref(), self.waiter.as_ref());
         (Cow::Owned(who), self.cgroup_of_waiter.as_ref().filter(|_| timer.is_own()))
+    }
+
+    /// Strips what distinguishes the object from that of another segment of the same wait.
+    pub(super) fn keep_common_object(&mut self, other: &PathSegment) {
+        if let (Some(one), Some(other)) = (&mut self.object, &other.object) {
+            one.keep_common(other);
+        }
     }
 
     /// Returns whether the waiter gave up: it got no answer, or no lock, before the timeout of its call.
@@ -238,8 +245,7 @@ impl Wait {
         }
         // Waits that were merged may have been for different objects.
         let span = WaitSpan { tid: self.tid, from_ns: self.asleep_ns, woken_ns: self.woken_ns };
-        let of_call = |via: &String| names.object(span, via);
-        let object = via.as_ref().filter(|_| self.count == 1).and_then(of_call).map(Box::new);
+        let object = (self.count == 1).then(|| names.object(span, via.as_deref())).flatten().map(Box::new);
         Known { via, stack, object }
     }
 
@@ -460,6 +466,83 @@ impl PathBuilder {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::object::ObjectKind;
+
+    /// Names in which each thread waits in `poll`, for an answer of a file system.
+    struct Waits;
+
+    impl Names for Waits {
+        fn handler(&mut self, _number: u64) -> String {
+            String::new()
+        }
+
+        fn device(&mut self, _device: u32) -> String {
+            String::new()
+        }
+
+        fn thread(&mut self, _tid: u32) -> Option<Name> {
+            None
+        }
+
+        fn limit(&mut self, _number: u32) -> ActorName {
+            ActorName::default()
+        }
+
+        fn quota(&mut self, _cgroup: u64) -> String {
+            String::new()
+        }
+
+        fn cgroup(&mut self, _number: u64) -> Option<Cgroup> {
+            None
+        }
+
+        fn waits_in(&mut self, _tid: u32, _woken_ns: u64, blocked: &Blocked) -> (Option<String>, Vec<String>) {
+            (blocked.syscall.map(|_| "poll".to_owned()), Vec::new())
+        }
+
+        fn object(&mut self, wait: WaitSpan, via: Option<&str>) -> Option<Object> {
+            assert_eq!((wait.tid, via), (7, Some("poll")));
+            Some(Object::with_path(ObjectKind::Fuse, format!("/{}..{}", wait.from_ns?, wait.woken_ns)))
+        }
+    }
+
+    #[test]
+    fn wait_has_its_object_and_merged_waits_have_a_count() {
+        let mut found = PathBuilder::default();
+        let blocked = Blocked { syscall: Some(7), ..Blocked::default() };
+        let mut add = |number: u32, to_ns: u64| {
+            let by = Some(Waker::Timer(TimerKind::Wakeup));
+            let edge = WakeupEdge { number, within: None, tid: 7, woken_ns: to_ns, by, stop: None };
+            found.add(Finding::WakeupEdge(edge));
+            let (kind, who) = (CauseKind::Timer, Actor::Timer(TimerKind::Wakeup));
+            found.add(Finding::Segment(Segment {
+                from_ns: to_ns - 5,
+                to_ns,
+                kind,
+                who,
+                ready: None,
+                hop: Some(number),
+            }));
+            found.add(Finding::Asleep { hop: number, name: Name::new("a"), blocked, at_ns: to_ns - 5 });
+        };
+        add(0, 30);
+        add(1, 20);
+        let timeouts = |found: PathBuilder| {
+            let segments = found.finish(&mut Waits).segments.into_iter();
+            let of = |segment: PathSegment| {
+                assert_eq!(segment.gave_up(), segment.object.is_some());
+                (segment.ns, segment.timeouts, segment.object.and_then(|object| object.path))
+            };
+            segments.map(of).collect::<Vec<_>>()
+        };
+        add(2, 10);
+        let path = |path: &str| Some(path.to_owned());
+        let mut folded =
+            PathBuilder { parts: found.parts.clone(), waits: found.waits.clone(), ..PathBuilder::default() };
+        assert_eq!(timeouts(found), [(5, 1, path("/5..10")), (5, 1, path("/15..20")), (5, 1, path("/25..30"))]);
+        folded.fold(None);
+        assert_eq!(timeouts(folded), [(15, 3, None)]);
+    }
 
     #[test]
     fn sleep_attributed_to_sleeper() {

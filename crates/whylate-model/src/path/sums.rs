@@ -117,7 +117,10 @@ impl Parts {
                 Piece::Wait { outer, within } => {
                     let index = self.waits.iter().position(|wait| wait.outer.is_of_same_wait(outer));
                     let at = match index {
-                        Some(at) => at,
+                        Some(at) => {
+                            self.waits[at].outer.keep_common_object(outer);
+                            at
+                        }
                         None if *parts < MAX_PARTS => {
                             let PathSegment { waiter, via, object, .. } = outer.clone();
                             let outer = PathSegment { waiter, via, object, depth: depth + 1, ..PathSegment::default() };
@@ -177,6 +180,7 @@ fn add_to_equal(parts: &mut [PathSegment], segment: &PathSegment) -> bool {
     let known = parts.iter_mut().find(is_equal);
     let Some(known) = known else { return false };
     known.ns += segment.ns;
+    known.keep_common_object(segment);
     known.timeouts = known.timeouts.saturating_add(segment.timeouts);
     true
 }

@@ -35,10 +35,6 @@ pub const SHARED_LOST: &[Reason] = &[
     reason("nested", "a BPF program was skipped because it was already running on that CPU"),
     reason("occupancy_nested", "an event interrupted the accounting of its CPU, and is missing from it (--why)"),
     reason("occupancy_stacks", "the stack that a late interrupt found could not be stored (--why)"),
-    left_out(
-        "objects_unread",
-        "the object of a wait of 100 ms or more was not read before the wait ended; the wait is shown without it (-p, run)",
-    ),
     reason(
         "over_budget",
         "late events beyond what may be spent on causes, per CPU and second; they count as late (--why)",
@@ -74,6 +70,10 @@ pub const SHARED_LOST: &[Reason] = &[
     reason(
         "unseen_switches",
         "the CPU ran a thread that was not seen switching in; some supervisors hide theirs (--why)",
+    ),
+    left_out(
+        "wait_objects_unread",
+        "what a thread waited for was not read while it waited, for 100 ms or more; the wait has no object (-p, --comm, --cgroup, run)",
     ),
     reason(
         "waits_not_followed",

@@ -15,8 +15,8 @@ use std::time::Duration;
 use whylate_model::holders::{Chain, End, Holder, Link, Lock, MAX_LINKS};
 use whylate_model::name::into_bounded;
 
-use crate::kernel::{clock, pid_namespace, proc};
 use super::ProcessNow;
+use crate::kernel::{clock, pid_namespace, proc};
 
 /// Maximum number of bytes of `/proc/locks`, which the kernel writes under a lock that all lockers take, and of the
 /// `fdinfo` of a descriptor, which lists each lock of the process on its file.
@@ -255,8 +255,8 @@ mod tests {
 
     use std::fs::File;
 
-    use rustix::fs::{FlockOperation, flock};
     use super::*;
+    use rustix::fs::{FlockOperation, flock};
 
     const LOCKS: &str = "\
 1: FLOCK  ADVISORY  WRITE 22461 fe:00:10134998 0 EOF

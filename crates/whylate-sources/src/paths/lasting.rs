@@ -2,29 +2,32 @@
 //! Objects of waits that last: read while the timeline is recorded, as they are gone when the path is built.
 //!
 //! A thread of its own walks over all threads every 50 ms. Of a thread that has not run since the walk before, it reads the
-//! object of its wait, and if the wait goes on, which processes could end it. All that takes at most 1 % of a CPU. Without
-//! waits of such length it only walks.
+//! object of its wait, and if the wait goes on, which processes could end it. The lock of the kernel that a thread waits for,
+//! and its holder, come with the walk, also for waits that one walk alone finds. Threads of the program or command come
+//! first, and all that takes at most 3 % of a CPU for these, and 1 % with all others. Without waits of such length it only walks.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use whylate_model::object::Object;
+use whylate_model::object::{Object, ObjectKind, Peer};
 use whylate_model::path::WaitSpan;
 
-use super::asleep::{Asleep, Sleeper, Sleepers};
-use crate::kernel::{clock, pid_namespace};
-use crate::objects::{self, Waiter, waiter};
+use super::asleep::{Asleep, Sleeper, Sleepers, WaitedLock};
+use crate::kernel::{clock, pid_namespace, syscalls};
+use crate::objects::{self, ProcessNow, Waiter, waiter};
 
 /// Time between two walks over all threads.
 const PERIOD: Duration = Duration::from_millis(50);
 /// Number of walks that must find a thread in the same wait until its object is read, and until the peers are.
 const WALKS_FOR_OBJECT: u32 = 2;
 const WALKS_FOR_PEERS: u32 = 4;
-/// Maximum share of a CPU that all that may take, in percent, and what it may take at once.
-const MAX_CPU_PERCENT: u64 = 1;
+/// Maximum share of a CPU that all that may take for threads of the program or command, and for others as well, in percent,
+/// and what it may take at once.
+const MAX_CPU_PERCENT: u64 = 3;
+const MAX_CPU_PERCENT_WITH_OTHERS: u64 = 1;
 const BURST_CPU_NS: u64 = 30_000_000;
 /// Maximum number of objects that are read after one walk, and that are kept.
 const MAX_A_WALK: usize = 64;
@@ -37,30 +40,31 @@ const MAX_WAIT: Duration = Duration::from_secs(2);
 pub(super) struct ReadObjects {
     by_thread: HashMap<u32, Vec<ReadObject>>,
     kept: usize,
-    /// Number of waits that lasted, and whose object was not read in time.
+    /// Number of waits of the program or command that lasted, and whose object was not read in time.
     pub unread: u64,
 }
 
 #[derive(Clone, Debug)]
 struct ReadObject {
-    /// A time (CLOCK_MONOTONIC) at which the thread waited.
-    at_ns: u64,
+    /// A span of time (CLOCK_MONOTONIC) at some point of which the thread waited: a wait around it is that wait.
+    from_ns: u64,
+    to_ns: u64,
     /// Number of switches of the thread.
     switches: u32,
     /// The wait began before the first walk.
     is_earlier: bool,
-    /// System call.
-    via: String,
+    /// System call, if the thread is in one.
+    via: Option<String>,
     object: Object,
 }
 
 impl ReadObjects {
     /// Returns the object of a wait. Where the switch-out was not recorded, it must have been before the first walk
     /// (`is_earlier`).
-    pub(super) fn of(&self, wait: WaitSpan, via: &str, is_earlier: bool) -> Option<Object> {
+    pub(super) fn of(&self, wait: WaitSpan, via: Option<&str>, is_earlier: bool) -> Option<Object> {
         let is_in = |read: &&ReadObject| {
-            let began = wait.from_ns.map_or(is_earlier && read.is_earlier, |from_ns| from_ns < read.at_ns);
-            began && read.at_ns < wait.woken_ns && read.via == via
+            let began = wait.from_ns.map_or(is_earlier && read.is_earlier, |from_ns| from_ns < read.from_ns);
+            began && read.to_ns < wait.woken_ns && read.via.as_deref() == via
         };
         self.by_thread.get(&wait.tid)?.iter().rev().find(is_in).map(|read| read.object.clone())
     }
@@ -68,7 +72,10 @@ impl ReadObjects {
     fn add(&mut self, tid: u32, read: ReadObject) {
         let of_thread = self.by_thread.entry(tid).or_default();
         match of_thread.last_mut().filter(|last| last.switches == read.switches) {
-            Some(last) => last.object = read.object,
+            Some(last) => {
+                let path = if read.object.kind == ObjectKind::InodeLock { last.object.path.take() } else { None };
+                last.object = Object { path: read.object.path.or(path), ..read.object };
+            }
             None if self.kept < MAX_KEPT => {
                 self.kept += 1;
                 of_thread.push(read);
@@ -89,7 +96,7 @@ pub(super) struct LastingWaits {
 #[derive(Default)]
 struct Shared {
     objects: ReadObjects,
-    /// Threads of which also waits that began before the first walk are read.
+    /// Threads of the program, of which also waits that began before the first walk are read.
     wanted: HashSet<u32>,
 }
 
@@ -108,8 +115,9 @@ impl LastingWaits {
             let _ = first.send(Asleep::new(began_ns, &found));
             let mut walker = Walker::new(&found);
             while goes_on.recv_timeout(PERIOD) == Err(RecvTimeoutError::Timeout) {
+                let began_ns = clock::monotonic_ns();
                 let Ok(found) = sleepers.walk() else { break };
-                walker.look_at(&found, &of_thread);
+                walker.look_at(&found, (began_ns, clock::monotonic_ns()), &of_thread);
             }
             let _ = ends.send(());
         });
@@ -120,7 +128,7 @@ impl LastingWaits {
 
     /// Also reads waits of these threads that began earlier.
     pub(super) fn want(&self, threads: impl Iterator<Item = u32>) {
-        self.shared.lock().unwrap_or_else(PoisonError::into_inner).wanted.extend(threads);
+        lock(&self.shared).wanted.extend(threads);
     }
 
     /// Reads no more.
@@ -133,13 +141,15 @@ impl LastingWaits {
     /// Returns what was read.
     pub(super) fn take(mut self) -> ReadObjects {
         self.end();
-        std::mem::take(&mut self.shared.lock().unwrap_or_else(PoisonError::into_inner).objects)
+        std::mem::take(&mut lock(&self.shared).objects)
     }
 }
 
 /// The waits that the last walk found.
 struct Walker {
     waits: HashMap<u32, Lasting>,
+    /// Processes that this one has created, and so on.
+    descendants: HashSet<u32>,
     /// Start of the walks, and CPU time of this thread by then.
     began_ns: u64,
     began_cpu_ns: u64,
@@ -153,6 +163,8 @@ struct Lasting {
     /// Number of walks that have found it.
     walks: u32,
     is_earlier: bool,
+    /// The thread is one of the program, or of a descendant of this process.
+    comes_first: bool,
     read: Read,
 }
 
@@ -167,75 +179,124 @@ enum Read {
 
 impl Walker {
     fn new(found: &[Sleeper]) -> Self {
-        let earlier =
-            |of: &Sleeper| (of.tid, Lasting { switches: of.switches, walks: 1, is_earlier: true, read: Read::Nothing });
+        let earlier = |of: &Sleeper| (of.tid, Lasting { walks: 1, is_earlier: true, ..Lasting::new(of) });
         Walker {
             waits: found.iter().map(earlier).collect(),
+            descendants: HashSet::new(),
             began_ns: clock::monotonic_ns(),
             began_cpu_ns: clock::thread_cpu_ns(),
             has_proc: pid_namespace::has_proc(),
         }
     }
 
-    /// Returns whether there is CPU time left.
-    fn has_time(&self) -> bool {
-        let allowed_ns = clock::monotonic_ns().saturating_sub(self.began_ns) / 100 * MAX_CPU_PERCENT + BURST_CPU_NS;
+    /// Returns whether there is CPU time left for threads that come first, or for others.
+    fn has_time(&self, comes_first: bool) -> bool {
+        let percent = if comes_first { MAX_CPU_PERCENT } else { MAX_CPU_PERCENT_WITH_OTHERS };
+        let allowed_ns = clock::monotonic_ns().saturating_sub(self.began_ns) / 100 * percent + BURST_CPU_NS;
         clock::thread_cpu_ns().saturating_sub(self.began_cpu_ns) < allowed_ns
     }
 
-    /// Takes in what a walk has found, and reads what is due.
-    fn look_at(&mut self, found: &[Sleeper], shared: &Mutex<Shared>) {
-        let lock = || shared.lock().unwrap_or_else(PoisonError::into_inner);
-        let at_ns = clock::monotonic_ns();
-        let before = std::mem::take(&mut self.waits);
-        for of in found {
-            let new = Lasting { switches: of.switches, walks: 0, is_earlier: false, read: Read::Nothing };
-            let known = before.get(&of.tid).filter(|known| known.switches == of.switches).copied().unwrap_or(new);
-            self.waits.insert(of.tid, Lasting { walks: known.walks.saturating_add(1), ..known });
-        }
+    /// Takes in what a walk from `began_ns` to `ended_ns` has found, and reads what is due.
+    fn look_at(&mut self, found: &[Sleeper], (began_ns, ended_ns): (u64, u64), shared: &Mutex<Shared>) {
+        let before = self.take_in(found, &lock(shared).wanted);
         let own = std::process::id();
-        let mut due: Vec<(bool, &Sleeper, Read)> = {
-            let wanted = &lock().wanted;
-            let due = |of: &Sleeper| {
-                let known = self.waits[&of.tid];
-                let is_wanted = wanted.contains(&of.tid);
-                let read = known.due().filter(|_| of.process != own && (is_wanted || !known.is_earlier));
-                read.map(|read| (is_wanted, read))
-            };
-            found.iter().filter_map(|of| due(of).map(|(is_wanted, read)| (is_wanted, of, read))).collect()
+        let is_read = |walker: &Self, of: &Sleeper| {
+            let known = walker.waits[&of.tid];
+            of.process != own && walker.has_proc && (known.comes_first || !known.is_earlier)
         };
-        due.sort_by_key(|&(is_wanted, of, read)| (!is_wanted, read == Read::Peers, of.tid));
-        for with_peers in [false, true] {
-            let of_kind = due.iter().filter(|(.., read)| (*read == Read::Peers) == with_peers);
-            let of_kind: Vec<&Sleeper> = of_kind.map(|(_, of, _)| *of).take(MAX_A_WALK).collect();
-            if of_kind.is_empty() || !self.has_proc || !self.has_time() {
-                continue;
+        for (of, waited) in found.iter().filter_map(|of| Some((of, of.lock?))) {
+            let Lasting { comes_first, is_earlier, .. } = self.waits[&of.tid];
+            if is_read(self, of) && self.has_time(comes_first) {
+                let (object, via) = (lock_object(waited), syscalls::name(of.syscall));
+                let read =
+                    ReadObject { from_ns: began_ns, to_ns: ended_ns, switches: of.switches, is_earlier, via, object };
+                lock(shared).objects.add(of.tid, read);
             }
-            let waiter = |of: &&Sleeper| waiter(of.process, of.tid, of.switches.into());
-            let waiters: Vec<Waiter> = of_kind.iter().filter_map(waiter).collect();
-            let objects = objects::read_here(&waiters, with_peers);
-            let mut shared = lock();
-            for (waiter, object) in waiters.into_iter().zip(objects) {
-                let Some(object) = object else { continue };
-                let is_earlier = self.waits.get(&waiter.tid).is_some_and(|known| known.is_earlier);
-                let Waiter { tid, switches, syscall: via, .. } = waiter;
-                shared.objects.add(tid, ReadObject { at_ns, switches, is_earlier, via, object });
-            }
-            let read = if with_peers { Read::Peers } else { Read::Object };
-            for of in of_kind {
-                self.waits.entry(of.tid).and_modify(|known| known.read = read);
+        }
+        for comes_first in [true, false] {
+            for of_kind in [Read::Object, Read::Peers] {
+                let is_due = |of: &&Sleeper| {
+                    let known = self.waits[&of.tid];
+                    // Of a lock of the kernel, only the file may be missing.
+                    let may_have = of.lock.is_none_or(|lock| lock.kind == ObjectKind::InodeLock);
+                    let is_of_kind = known.due() == Some(of_kind) && known.comes_first == comes_first;
+                    is_of_kind && of.syscall >= 0 && may_have && is_read(self, of)
+                };
+                let due: Vec<&Sleeper> = found.iter().filter(is_due).take(MAX_A_WALK).collect();
+                if !due.is_empty() && self.has_time(comes_first) {
+                    self.read(&due, of_kind, ended_ns, shared);
+                }
             }
         }
         // Waits that have ended, without what was due.
         let unread = before.iter().filter(|(tid, of)| {
             let goes_on = self.waits.get(tid).is_some_and(|now| now.switches == of.switches);
-            !goes_on && !of.is_earlier && of.read == Read::Nothing && of.walks > WALKS_FOR_OBJECT
+            !goes_on && of.comes_first && of.read == Read::Nothing && of.walks > WALKS_FOR_OBJECT
         });
-        lock().objects.unread += unread.count() as u64;
+        lock(shared).objects.unread += unread.count() as u64;
+    }
+
+    /// Takes in the threads that a walk has found. Returns the waits that the walk before had found.
+    fn take_in(&mut self, found: &[Sleeper], wanted: &HashSet<u32>) -> HashMap<u32, Lasting> {
+        let own = std::process::id();
+        let before = std::mem::take(&mut self.waits);
+        let processes: HashSet<u32> = found.iter().map(|of| of.process).collect();
+        self.descendants.retain(|pid| processes.contains(pid));
+        // Parents come before their children, but for those whose PIDs have started over.
+        for of in found {
+            if of.parent == own || self.descendants.contains(&of.parent) {
+                self.descendants.insert(of.process);
+            }
+        }
+        for of in found {
+            let known = before.get(&of.tid).filter(|known| known.switches == of.switches);
+            let known = known.copied().unwrap_or_else(|| Lasting::new(of));
+            let comes_first = wanted.contains(&of.tid) || self.descendants.contains(&of.process);
+            self.waits.insert(of.tid, Lasting { walks: known.walks.saturating_add(1), comes_first, ..known });
+        }
+        before
+    }
+
+    /// Reads the objects of these waits, which last at least since `since_ns`.
+    fn read(&mut self, due: &[&Sleeper], of_kind: Read, since_ns: u64, shared: &Mutex<Shared>) {
+        let waiters: Vec<(&Sleeper, Waiter)> =
+            due.iter().filter_map(|of| Some((*of, waiter(of.process, of.tid, of.switches.into())?))).collect();
+        let of_waiters: Vec<Waiter> = waiters.iter().map(|(_, waiter)| waiter.clone()).collect();
+        let objects = objects::read_here(&of_waiters, of_kind == Read::Peers);
+        for ((of, waiter), object) in waiters.into_iter().zip(objects) {
+            let object = match (of.lock, object) {
+                (None, Some(object)) => object,
+                (Some(waited), Some(Object { kind: ObjectKind::File, path, .. })) => {
+                    Object { path, ..lock_object(waited) }
+                }
+                _ => continue,
+            };
+            let (is_earlier, via) = (self.waits[&of.tid].is_earlier, Some(waiter.syscall));
+            let (from_ns, to_ns, switches) = (since_ns, since_ns, of.switches);
+            lock(shared).objects.add(of.tid, ReadObject { from_ns, to_ns, switches, is_earlier, via, object });
+        }
+        for of in due {
+            self.waits.entry(of.tid).and_modify(|known| known.read = of_kind);
+        }
     }
 }
 
+fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Returns a lock of the kernel, with what its holder does now.
+fn lock_object(of: WaitedLock) -> Object {
+    let holder = of.holder.map(|tid| ProcessNow::of_thread(tid, tid));
+    let peers = holder.into_iter().map(|process| Peer { process, others: 0 }).collect();
+    Object { lock: Some(of.lock), peers, ..Object::new(of.kind) }
+}
+
 impl Lasting {
+    fn new(of: &Sleeper) -> Self {
+        Lasting { switches: of.switches, walks: 0, is_earlier: false, comes_first: false, read: Read::Nothing }
+    }
+
     /// Returns what is to be read now, if anything.
     fn due(&self) -> Option<Read> {
         match self.read {
@@ -254,7 +315,8 @@ mod tests {
 
     fn read(at_ns: u64, switches: u32, path: &str) -> ReadObject {
         let object = Object::with_path(ObjectKind::File, path);
-        ReadObject { at_ns, switches, is_earlier: switches == 1, via: "read".to_owned(), object }
+        let via = Some("read".to_owned());
+        ReadObject { from_ns: at_ns, to_ns: at_ns, switches, is_earlier: switches == 1, via, object }
     }
 
     #[test]
@@ -264,7 +326,7 @@ mod tests {
             .into_iter()
             .for_each(|(at_ns, switches, path)| objects.add(7, read(at_ns, switches, path)));
         let of = |from_ns, woken_ns, via, is_earlier| {
-            objects.of(WaitSpan { tid: 7, from_ns, woken_ns }, via, is_earlier).and_then(|object| object.path)
+            objects.of(WaitSpan { tid: 7, from_ns, woken_ns }, Some(via), is_earlier).and_then(|object| object.path)
         };
         assert_eq!(of(Some(29), 40, "read", false).as_deref(), Some("/c"), "what was read last of one wait");
         assert_eq!(of(Some(40), 60, "read", false).as_deref(), Some("/d"));
@@ -272,12 +334,12 @@ mod tests {
         assert_eq!(of(Some(31), 49, "read", false), None, "a wait in between");
         assert_eq!(of(None, 20, "read", true).as_deref(), Some("/a"));
         assert_eq!(of(None, 40, "read", false), None, "it is not known when the wait began");
-        assert_eq!(objects.of(WaitSpan { tid: 8, from_ns: Some(0), woken_ns: 99 }, "read", true), None);
+        assert_eq!(objects.of(WaitSpan { tid: 8, from_ns: Some(0), woken_ns: 99 }, Some("read"), true), None);
     }
 
     #[test]
     fn object_is_due_once_the_wait_lasts_and_peers_later() {
-        let of = |walks, read| Lasting { switches: 0, walks, is_earlier: false, read }.due();
+        let of = |walks, read| Lasting { switches: 0, walks, is_earlier: false, comes_first: false, read }.due();
         assert_eq!([1, 2, 9].map(|walks| of(walks, Read::Nothing)), [None, Some(Read::Object), Some(Read::Object)]);
         assert_eq!([3, 4].map(|walks| of(walks, Read::Object)), [None, Some(Read::Peers)]);
         assert_eq!(of(9, Read::Peers), None);

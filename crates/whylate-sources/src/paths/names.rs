@@ -6,8 +6,8 @@ use std::fs;
 
 use whylate_model::Cgroup;
 use whylate_model::object::Object;
-use whylate_model::path::{Names, WaitSpan};
 use whylate_model::path::history::{Blocked, Name};
+use whylate_model::path::{Names, WaitSpan};
 use whylate_model::thread::{ActorName, OUTSIDE};
 
 use super::asleep::Calls;
@@ -96,7 +96,7 @@ impl Names for PathNames {
         (number.and_then(syscalls::name), Vec::new())
     }
 
-    fn object(&mut self, wait: WaitSpan, via: &str) -> Option<Object> {
+    fn object(&mut self, wait: WaitSpan, via: Option<&str>) -> Option<Object> {
         self.objects.of(wait, via, self.earlier.contains_key(&(wait.tid, wait.woken_ns)))
     }
 }

@@ -169,7 +169,7 @@ impl Recorder {
         }
         let Recorder { past, births, asleep, lasting, deaths, mut lost, mut names, .. } = self;
         let objects = lasting.take();
-        lost.insert("objects_unread".to_owned(), objects.unread);
+        lost.insert("wait_objects_unread".to_owned(), objects.unread);
         names.knows(asleep.calls(), objects);
         lost.insert("births_full".to_owned(), births.lost);
         lost.insert("records_given_up".to_owned(), past.given_up());

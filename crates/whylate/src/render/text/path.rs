@@ -362,7 +362,7 @@ pub fn waited(segment: &PathSegment) -> String {
     let via = match (segment.stop, &segment.via) {
         (Some(stop), _) => return format!("was {}", stop.words()),
         (None, Some(via)) => format!("waited in {}", printable(via)),
-        (None, None) => return "waited".to_owned(),
+        (None, None) => "waited".to_owned(),
     };
     let object = segment.object.as_ref().filter(|object| object.is_telling());
     object.map_or_else(|| via.clone(), |object| format!("{via} for {object}"))
@@ -380,7 +380,11 @@ pub fn of_name(segment: &PathSegment) -> PathSegment {
         ready: segment.ready.clone(),
         via: segment.via.clone(),
         waiter: segment.waiter.clone(),
-        object: segment.object.clone().filter(|object| object.is_telling()),
+        object: segment
+            .object
+            .clone()
+            .filter(|object| object.is_telling())
+            .map(|object| Box::new(object.without_local_address())),
         timeouts: segment.timeouts,
         stack: Vec::new(),
         stop: segment.stop,
@@ -392,6 +396,9 @@ pub fn of_name(segment: &PathSegment) -> PathSegment {
 
 #[cfg(test)]
 mod tests {
+    use whylate_model::holders::Holder;
+    use whylate_model::object::{ObjectKind, Peer};
+
     use super::*;
     use crate::render::text::text_of;
 
@@ -435,6 +442,51 @@ mod tests {
         assert_eq!(of(CauseKind::Disk, "vda (read by dd:7)"), "at disk vda (read by dd:7)");
         let overwritten = "unknown (its request was overwritten)";
         assert_eq!(of(CauseKind::Disk, overwritten), "for a disk (its request was overwritten)");
+    }
+
+    #[test]
+    fn outline_names_objects_and_timeouts() {
+        let lock = Object {
+            peers: vec![Peer {
+                process: Holder { who: "indexer:812".to_owned(), state: "S".to_owned(), ..Holder::default() },
+                others: 0,
+            }],
+            ..Object::with_path(ObjectKind::FileLock, "/srv/lock")
+        };
+        let udp = Object {
+            local: Some("127.0.0.1:41000".to_owned()),
+            remote: Some("127.0.0.53:53".to_owned()),
+            timeout_ns: Some(5_000_000_000),
+            peers: vec![Peer {
+                process: Holder { who: "resolver:88".to_owned(), state: "T".to_owned(), ..Holder::default() },
+                others: 0,
+            }],
+            ..Object::new(ObjectKind::Udp)
+        };
+        let make = |ms, kind, who, object: &Object, via| PathSegment {
+            object: Some(Box::new(object.clone())),
+            timeouts: u32::from(kind == CauseKind::Timer),
+            ..segment(ms, kind, who, 1, Some("make:7"), Some(via))
+        };
+        let futex = Object { address: Some(0x7f00_1234), ..Object::new(ObjectKind::Futex) };
+        let path = vec![
+            make(100, CauseKind::Running, "indexer:812", &lock, "flock"),
+            segment(400, CauseKind::Timer, "timer", 2, Some("indexer:812"), Some("clock_nanosleep")),
+            make(5_000, CauseKind::Timer, "timeout of the wait", &udp, "poll"),
+            segment(90, CauseKind::Running, "make:7", 0, None, None),
+            make(5_000, CauseKind::Timer, "timeout of the wait", &udp, "poll"),
+            segment(90, CauseKind::Running, "make:7", 0, None, None),
+            PathSegment { timeouts: 0, ..make(300, CauseKind::Running, "worker:9", &futex, "futex") },
+        ];
+        insta::assert_snapshot!(text_of(|out| {
+            write(out, &path, 2)?;
+            writeln!(out)?;
+            write(out, &path.iter().map(of_name).collect::<Vec<_>>(), 2)?;
+            writeln!(out)?;
+            write_wait(out, &path[..3], 2)?;
+            writeln!(out)?;
+            write_long_wait(out, &LongWait { after_ns: 0, ns: 5_000_000_000, path: path[2..3].to_vec() })
+        }));
     }
 
     #[test]

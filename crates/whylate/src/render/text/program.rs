@@ -167,9 +167,8 @@ fn main_cause(budget: &Budget) -> Option<(u64, String)> {
         let object = path::object_instead(segment, outer);
         let is_timer = segment.kind == CauseKind::Timer && !segment.gave_up();
         let is_timer = is_timer && object.is_none_or(|object| !object.is_owed());
-        let called = |segment: &PathSegment| {
-            object.map_or_else(|| what(segment), |object| format!("it waited for {object}"))
-        };
+        let called =
+            |segment: &PathSegment| object.map_or_else(|| what(segment), |object| format!("it waited for {object}"));
         let by_name = called(&segment.clone().with_threads(&ActorName::by_name));
         let (ns, of_threads) = causes.entry((!is_timer, by_name)).or_default();
         *ns += segment.ns;
