@@ -73,7 +73,7 @@ pub const SHARED_LOST: &[Reason] = &[
     ),
     left_out(
         "wait_objects_unread",
-        "what a thread waited for was not read while it waited, for 100 ms or more; the wait has no object (-p, --comm, --cgroup, run)",
+        "what a thread waited for was not read while it waited (100 ms or more); it has no object (-p, run)",
     ),
     reason(
         "waits_not_followed",

@@ -37,6 +37,8 @@ pub(crate) struct FileLocks {
     /// Index of the lock that each process waits for, by PID; without processes that wait for several locks: which of their
     /// threads waits for which is not known.
     waits: HashMap<u32, usize>,
+    /// Indexes of the locks that each process waits for.
+    all_waits: HashMap<u32, Vec<usize>>,
     held: Vec<Held>,
     holders: HashMap<u32, ProcessNow>,
     /// Number of links of all chains so far.
@@ -146,6 +148,7 @@ impl FileLocks {
             let index = files.held.len();
             files.held.push(held);
             for &waiter in waiters {
+                files.all_waits.entry(waiter).or_default().push(index);
                 if files.waits.insert(waiter, index).is_some_and(|before| files.held[before] != files.held[index]) {
                     of_several.insert(waiter);
                 }
@@ -157,8 +160,12 @@ impl FileLocks {
 
     /// Returns the process that holds the lock of the file with this path for which a process waits.
     pub(super) fn holder_of(&self, waiter: u32, path: &str) -> Option<Holder> {
-        let held = self.waits.get(&waiter).and_then(|&index| self.held.get(index)).filter(|held| held.path == path)?;
-        self.holders.get(&held.holder).map(|process| process.now.clone())
+        let of_file = self.all_waits.get(&waiter)?.iter().filter_map(|&index| self.held.get(index));
+        let mut of_file = of_file.filter(|held| held.path == path);
+        let held = of_file.next()?;
+        // Several processes may hold parts of one file.
+        let is_only = of_file.all(|other| other.holder == held.holder);
+        self.holders.get(&held.holder).filter(|_| is_only).map(|process| process.now.clone())
     }
 
     /// Returns the chain of holders that a process waits for. It ends at a process of several threads.
@@ -288,6 +295,7 @@ mod tests {
         // 1 waits for 2, 2 for 3, 3 for 2.
         FileLocks {
             waits: [(1, 0), (2, 1), (3, 0)].into(),
+            all_waits: [(1, vec![0]), (2, vec![1]), (4, vec![0, 1])].into(),
             held: vec![held(2), held(3)],
             holders: [2, 3].map(|pid| (pid, process(pid))).into(),
             links: 0,
@@ -307,6 +315,14 @@ mod tests {
         let mut many = FileLocks { links: MAX_LINKS_OF_SNAPSHOT, ..locks(&[]) };
         let cut = many.chain_of(1).expect("a chain");
         assert_eq!((cut.links.len(), cut.links[0].file.clone(), cut.end), (1, None, End::Cut));
+    }
+
+    #[test]
+    fn file_tells_which_of_several_locks_is_waited_for() {
+        let holder = |pid, path| locks(&[]).holder_of(pid, path).map(|holder| holder.who);
+        assert_eq!(holder(4, "/lock of 3").as_deref(), Some("p:3"));
+        assert_eq!(holder(1, "/lock of 2").as_deref(), Some("p:2"));
+        assert_eq!((holder(1, "/lock of 3"), holder(9, "/lock of 3")), (None, None));
     }
 
     #[test]

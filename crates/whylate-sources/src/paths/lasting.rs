@@ -4,7 +4,7 @@
 //! A thread of its own walks over all threads every 50 ms. Of a thread that has not run since the walk before, it reads the
 //! object of its wait, and if the wait goes on, which processes could end it. The lock of the kernel that a thread waits for,
 //! and its holder, come with the walk, also for waits that one walk alone finds. Threads of the program or command come
-//! first, and all that takes at most 3 % of a CPU for these, and 1 % with all others. Without waits of such length it only walks.
+//! first, and all that takes at most 5 % of a CPU for these, and 1 % with all others. Without waits of such length it only walks.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
@@ -24,11 +24,13 @@ const PERIOD: Duration = Duration::from_millis(50);
 /// Number of walks that must find a thread in the same wait until its object is read, and until the peers are.
 const WALKS_FOR_OBJECT: u32 = 2;
 const WALKS_FOR_PEERS: u32 = 4;
+/// Number of walks between two looks at the descriptors of all processes.
+const WALKS_A_SCAN: u64 = 5;
 /// Maximum share of a CPU that all that may take for threads of the program or command, and for others as well, in percent,
 /// and what it may take at once.
-const MAX_CPU_PERCENT: u64 = 3;
+const MAX_CPU_PERCENT: u64 = 5;
 const MAX_CPU_PERCENT_WITH_OTHERS: u64 = 1;
-const BURST_CPU_NS: u64 = 30_000_000;
+const BURST_CPU_NS: u64 = 100_000_000;
 /// Maximum number of objects that are read after one walk, and that are kept.
 const MAX_A_WALK: usize = 64;
 const MAX_KEPT: usize = 10_000;
@@ -154,6 +156,7 @@ struct Walker {
     began_ns: u64,
     began_cpu_ns: u64,
     has_proc: bool,
+    walks: u64,
 }
 
 /// A wait that walks have found.
@@ -186,6 +189,7 @@ impl Walker {
             began_ns: clock::monotonic_ns(),
             began_cpu_ns: clock::thread_cpu_ns(),
             has_proc: pid_namespace::has_proc(),
+            walks: 0,
         }
     }
 
@@ -199,6 +203,9 @@ impl Walker {
     /// Takes in what a walk from `began_ns` to `ended_ns` has found, and reads what is due.
     fn look_at(&mut self, found: &[Sleeper], (began_ns, ended_ns): (u64, u64), shared: &Mutex<Shared>) {
         let before = self.take_in(found, &lock(shared).wanted);
+        self.walks += 1;
+        let of_kinds: &[Read] =
+            if self.walks.is_multiple_of(WALKS_A_SCAN) { &[Read::Object, Read::Peers] } else { &[Read::Object] };
         let own = std::process::id();
         let is_read = |walker: &Self, of: &Sleeper| {
             let known = walker.waits[&of.tid];
@@ -214,7 +221,7 @@ impl Walker {
             }
         }
         for comes_first in [true, false] {
-            for of_kind in [Read::Object, Read::Peers] {
+            for &of_kind in of_kinds {
                 let is_due = |of: &&Sleeper| {
                     let known = self.waits[&of.tid];
                     // Of a lock of the kernel, only the file may be missing.

@@ -21,11 +21,11 @@ use whylate_model::path::budget::Budget;
 
 use super::named;
 
-/// Rounds, and how long a wait of a round takes: peers are read after 200 ms.
-const ROUNDS: u32 = 4;
+/// Rounds, and how long a wait of a round takes: peers are read after 500 ms, on a machine that is not busy.
+const ROUNDS: u32 = 3;
 const ROUNDS_THOROUGH: u32 = 20;
-const SECONDS: &str = "0.6";
-const TIMEOUT: Duration = Duration::from_millis(500);
+const SECONDS: &str = "1.5";
+const TIMEOUT: Duration = Duration::from_millis(1_500);
 
 /// A wait that is over: what it was for, and the process that could end it.
 struct Truth {
@@ -140,7 +140,7 @@ fn file_lock(path: PathBuf) -> Result<Truth> {
 fn posix_lock(path: PathBuf) -> Result<Truth> {
     File::create(&path)?;
     let script = "import fcntl,sys,time; f=open(sys.argv[1],'r+'); fcntl.lockf(f,fcntl.LOCK_EX); print(1,flush=True); \
-                  time.sleep(0.7)";
+                  time.sleep(1.6)";
     let mut command = Command::new("python3");
     command.args(["-c", script]).arg(&path).stdin(Stdio::null()).stdout(Stdio::piped());
     let mut peer = command.spawn()?;
@@ -205,17 +205,19 @@ pub fn check(truths: &[String], budget: &Budget) -> Result<()> {
         let kind = serde_json::to_value(object.kind)?;
         let peer = object.peers.first().map(|peer| peer.process.who.clone()).unwrap_or_default();
         let (name, kind) = (waiter.comm().unwrap_or_default(), kind.as_str().unwrap_or_default());
+        // Threads also wait for their helpers to start and to end.
+        if !truths.iter().any(|line| line.starts_with(&format!("truth\t{name}\t{kind}\t"))) {
+            continue;
+        }
         found.insert(format!("truth\t{name}\t{kind}\t{}\t{peer}", object.path.as_deref().unwrap_or_default()));
         if name == "gave up" && kind == "udp" {
-            ensure!(segment.gave_up() && object.has_stopped_peer(), "{segment:?}");
+            ensure!(segment.gave_up() && (object.peers.is_empty() || object.has_stopped_peer()), "{segment:?}");
             ensure!(object.timeout_ns == u64::try_from(TIMEOUT.as_nanos()).ok(), "{object:?}");
         }
-        println!("{name}: {object}");
     }
     let truths: BTreeSet<String> = truths.iter().filter(|line| line.starts_with("truth")).cloned().collect();
     let missing: Vec<&String> = truths.difference(&found).collect();
-    let of_kinds = |line: &&String| KINDS.iter().any(|(name, _)| line.starts_with(&format!("truth\t{name}\t")));
-    let wrong: Vec<&String> = found.difference(&truths).filter(of_kinds).collect();
+    let wrong: Vec<&String> = found.difference(&truths).collect();
     println!("{} of {} waits are right", truths.len() - missing.len(), truths.len());
     ensure!(!truths.is_empty() && missing.is_empty() && wrong.is_empty(), "missing: {missing:#?}, wrong: {wrong:#?}");
     Ok(())

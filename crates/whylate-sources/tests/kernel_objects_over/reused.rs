@@ -20,10 +20,12 @@ use super::named;
 
 const THREADS: u64 = 24;
 
-/// Names the thread after the kind and inode of the descriptor that it waits for.
+/// Names the thread after the kind and inode of the descriptor that it waits for next.
 fn named_after(kind: char, descriptor: impl AsFd) -> Result<()> {
     let inode = fstat(descriptor)?.st_ino;
     set_name(&CString::new(format!("{kind}{inode}"))?)?;
+    // The timeline has the name that the thread had when it was switched in.
+    thread::sleep(Duration::from_millis(1));
     Ok(())
 }
 
@@ -32,7 +34,7 @@ fn wait_by_turns(number: u64, until: Instant) -> Result<u64> {
     let mut turn = 0;
     while Instant::now() < until {
         turn += 1;
-        let wait = Duration::from_millis(20 + (turn * 37 + number * 13) % 180);
+        let wait = Duration::from_millis(60 + (turn * 37 + number * 13) % 180);
         if (turn + number).is_multiple_of(2) {
             let (reader, _writer) = std::io::pipe()?;
             let reader = OwnedFd::from(reader);
