@@ -165,8 +165,7 @@ fn parts_of(path: &[PathSegment], depth: u32) -> Vec<OutlinePart> {
         if let [only] = &within[..]
             && only.has_object
         {
-            let via = outer.via.as_deref().map_or_else(String::new, |via| format!(" in {}", printable(via)));
-            let text = format!("{waiter}{via} {}", only.text);
+            let text = format!("{waiter} {}", only.text);
             return OutlinePart { ns, text, wait: Some(wait), ..OutlinePart::default() };
         }
         let text = format!("{waiter} {}:", waited(outer));
@@ -339,7 +338,8 @@ fn gave_up(segment: &PathSegment) -> String {
     let after = object.and_then(|object| object.timeout_ns);
     let after = after.map_or_else(String::new, |ns| format!(" after {}", format_ns(ns)));
     let on = object.map_or_else(String::new, |object| format!(" on {}", object.without_timeout()));
-    format!("gave up{times}{after}{on}")
+    let via = segment.via.as_deref().map_or_else(String::new, |via| format!(" in {}", printable(via)));
+    format!("gave up{times}{via}{after}{on}")
 }
 
 /// Renders who stopped a thread, or what let it continue.
