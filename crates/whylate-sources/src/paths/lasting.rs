@@ -51,8 +51,8 @@ struct ReadObject {
     /// A span of time (CLOCK_MONOTONIC) at some point of which the thread waited: a wait around it is that wait.
     from_ns: u64,
     to_ns: u64,
-    /// Number of switches of the thread.
-    switches: u32,
+    /// When a walk found the wait first: TIDs are reused.
+    seen_ns: u64,
     /// The wait began before the first walk.
     is_earlier: bool,
     /// System call, if the thread is in one.
@@ -68,12 +68,15 @@ impl ReadObjects {
             let began = wait.from_ns.map_or(is_earlier && read.is_earlier, |from_ns| from_ns < read.from_ns);
             began && read.to_ns < wait.woken_ns && read.via.as_deref() == via
         };
-        self.by_thread.get(&wait.tid)?.iter().rev().find(is_in).map(|read| read.object.clone())
+        // What was read of one wait is one entry, and entries are in order of time.
+        let of_thread = self.by_thread.get(&wait.tid)?;
+        let before = of_thread.partition_point(|read| read.to_ns < wait.woken_ns);
+        of_thread.get(..before)?.last().filter(is_in).map(|read| read.object.clone())
     }
 
     fn add(&mut self, tid: u32, read: ReadObject) {
         let of_thread = self.by_thread.entry(tid).or_default();
-        match of_thread.last_mut().filter(|last| last.switches == read.switches) {
+        match of_thread.last_mut().filter(|last| last.seen_ns == read.seen_ns) {
             Some(last) => {
                 let path = if read.object.kind == ObjectKind::InodeLock { last.object.path.take() } else { None };
                 last.object = Object { path: read.object.path.or(path), ..read.object };
@@ -163,6 +166,8 @@ struct Walker {
 #[derive(Clone, Copy, Debug)]
 struct Lasting {
     switches: u32,
+    /// When a walk found it first.
+    seen_ns: u64,
     /// Number of walks that have found it.
     walks: u32,
     is_earlier: bool,
@@ -182,7 +187,7 @@ enum Read {
 
 impl Walker {
     fn new(found: &[Sleeper]) -> Self {
-        let earlier = |of: &Sleeper| (of.tid, Lasting { walks: 1, is_earlier: true, ..Lasting::new(of) });
+        let earlier = |of: &Sleeper| (of.tid, Lasting { walks: 1, is_earlier: true, ..Lasting::new(of, 0) });
         Walker {
             waits: found.iter().map(earlier).collect(),
             descendants: HashSet::new(),
@@ -212,11 +217,10 @@ impl Walker {
             of.process != own && walker.has_proc && (known.comes_first || !known.is_earlier)
         };
         for (of, waited) in found.iter().filter_map(|of| Some((of, of.lock?))) {
-            let Lasting { comes_first, is_earlier, .. } = self.waits[&of.tid];
+            let Lasting { comes_first, is_earlier, seen_ns, .. } = self.waits[&of.tid];
             if is_read(self, of) && self.has_time(comes_first) {
                 let (object, via) = (lock_object(waited), syscalls::name(of.syscall));
-                let read =
-                    ReadObject { from_ns: began_ns, to_ns: ended_ns, switches: of.switches, is_earlier, via, object };
+                let read = ReadObject { from_ns: began_ns, to_ns: ended_ns, seen_ns, is_earlier, via, object };
                 lock(shared).objects.add(of.tid, read);
             }
         }
@@ -245,7 +249,7 @@ impl Walker {
 
     /// Takes in the threads that a walk has found. Returns the waits that the walk before had found.
     fn take_in(&mut self, found: &[Sleeper], wanted: &HashSet<u32>) -> HashMap<u32, Lasting> {
-        let own = std::process::id();
+        let (own, now_ns) = (std::process::id(), clock::monotonic_ns());
         let before = std::mem::take(&mut self.waits);
         let processes: HashSet<u32> = found.iter().map(|of| of.process).collect();
         self.descendants.retain(|pid| processes.contains(pid));
@@ -257,7 +261,7 @@ impl Walker {
         }
         for of in found {
             let known = before.get(&of.tid).filter(|known| known.switches == of.switches);
-            let known = known.copied().unwrap_or_else(|| Lasting::new(of));
+            let known = known.copied().unwrap_or_else(|| Lasting::new(of, now_ns));
             let comes_first = wanted.contains(&of.tid) || self.descendants.contains(&of.process);
             self.waits.insert(of.tid, Lasting { walks: known.walks.saturating_add(1), comes_first, ..known });
         }
@@ -278,9 +282,9 @@ impl Walker {
                 }
                 _ => continue,
             };
-            let (is_earlier, via) = (self.waits[&of.tid].is_earlier, Some(waiter.syscall));
-            let (from_ns, to_ns, switches) = (since_ns, since_ns, of.switches);
-            lock(shared).objects.add(of.tid, ReadObject { from_ns, to_ns, switches, is_earlier, via, object });
+            let (Lasting { is_earlier, seen_ns, .. }, via) = (self.waits[&of.tid], Some(waiter.syscall));
+            let (from_ns, to_ns) = (since_ns, since_ns);
+            lock(shared).objects.add(of.tid, ReadObject { from_ns, to_ns, seen_ns, is_earlier, via, object });
         }
         for of in due {
             self.waits.entry(of.tid).and_modify(|known| known.read = of_kind);
@@ -300,8 +304,8 @@ fn lock_object(of: WaitedLock) -> Object {
 }
 
 impl Lasting {
-    fn new(of: &Sleeper) -> Self {
-        Lasting { switches: of.switches, walks: 0, is_earlier: false, comes_first: false, read: Read::Nothing }
+    fn new(of: &Sleeper, seen_ns: u64) -> Self {
+        Lasting { switches: of.switches, seen_ns, walks: 0, is_earlier: false, comes_first: false, read: Read::Nothing }
     }
 
     /// Returns what is to be read now, if anything.
@@ -320,10 +324,10 @@ mod tests {
 
     use super::*;
 
-    fn read(at_ns: u64, switches: u32, path: &str) -> ReadObject {
+    fn read(at_ns: u64, seen_ns: u64, path: &str) -> ReadObject {
         let object = Object::with_path(ObjectKind::File, path);
         let via = Some("read".to_owned());
-        ReadObject { from_ns: at_ns, to_ns: at_ns, switches, is_earlier: switches == 1, via, object }
+        ReadObject { from_ns: at_ns, to_ns: at_ns, seen_ns, is_earlier: seen_ns == 1, via, object }
     }
 
     #[test]
@@ -331,7 +335,7 @@ mod tests {
         let mut objects = ReadObjects::default();
         [(10, 1, "/a"), (30, 2, "/b"), (35, 2, "/c"), (50, 3, "/d")]
             .into_iter()
-            .for_each(|(at_ns, switches, path)| objects.add(7, read(at_ns, switches, path)));
+            .for_each(|(at_ns, seen_ns, path)| objects.add(7, read(at_ns, seen_ns, path)));
         let of = |from_ns, woken_ns, via, is_earlier| {
             objects.of(WaitSpan { tid: 7, from_ns, woken_ns }, Some(via), is_earlier).and_then(|object| object.path)
         };
@@ -346,7 +350,8 @@ mod tests {
 
     #[test]
     fn object_is_due_once_the_wait_lasts_and_peers_later() {
-        let of = |walks, read| Lasting { switches: 0, walks, is_earlier: false, comes_first: false, read }.due();
+        let of =
+            |walks, read| Lasting { switches: 0, seen_ns: 0, walks, is_earlier: false, comes_first: false, read }.due();
         assert_eq!([1, 2, 9].map(|walks| of(walks, Read::Nothing)), [None, Some(Read::Object), Some(Read::Object)]);
         assert_eq!([3, 4].map(|walks| of(walks, Read::Object)), [None, Some(Read::Peers)]);
         assert_eq!(of(9, Read::Peers), None);
