@@ -28,7 +28,11 @@ pub(super) fn is_credible_stack(stack: &Stack) -> bool {
 fn is_credible_event(event: &LateEvent) -> bool {
     [&event.stack, &event.inside].into_iter().all(|frames| is_stack(frames))
         && event.causes.iter().all(|cause| is_stack(&cause.stack))
-        && event.path.iter().all(|segment| segment.depth as usize <= DEEPEST_PATH && is_stack(&segment.stack))
+        && event.path.iter().all(|segment| {
+            segment.depth as usize <= DEEPEST_PATH
+                && is_stack(&segment.stack)
+                && segment.object.as_ref().is_none_or(|object| object.is_credible())
+        })
 }
 
 fn is_stack(frames: &[String]) -> bool {

@@ -163,13 +163,19 @@ fn main_cause(budget: &Budget) -> Option<(u64, String)> {
     };
     let waits = budget.waits.iter().filter(|waits| !waits.is_by_design()).chain([&budget.ready]);
     let mut causes: BTreeMap<(bool, String), (u64, BTreeSet<String>)> = BTreeMap::new();
-    for segment in waits.flat_map(|waits| &waits.path) {
-        if segment.kind != CauseKind::Unknown && segment.who != OTHERS {
-            let by_name = what(&segment.clone().with_threads(&ActorName::by_name));
-            let (ns, of_threads) = causes.entry((segment.kind != CauseKind::Timer, by_name)).or_default();
-            *ns += segment.ns;
-            of_threads.insert(what(segment));
+    for (outer, segment) in waits.flat_map(|waits| path::segments_of_waits(&waits.path)) {
+        if segment.kind == CauseKind::Unknown || segment.who == OTHERS {
+            continue;
         }
+        let object = path::object_instead(segment, outer);
+        let is_timer = segment.kind == CauseKind::Timer && !segment.gave_up();
+        let is_timer = is_timer && object.is_none_or(|object| !object.is_owed());
+        let called =
+            |segment: &PathSegment| object.map_or_else(|| what(segment), |object| format!("it waited for {object}"));
+        let by_name = called(&segment.clone().with_threads(&ActorName::by_name));
+        let (ns, of_threads) = causes.entry((!is_timer, by_name)).or_default();
+        *ns += segment.ns;
+        of_threads.insert(called(segment));
     }
     let is_shown = |ns: u64| percent(ns, budget) >= SHOWN_PERCENT;
     let longest = causes
