@@ -263,6 +263,11 @@ impl BlockedWaits {
         each(event);
     }
 
+    /// Counts a wait that is not explained.
+    pub(super) fn leave_unseen(&mut self) {
+        self.unseen += 1;
+    }
+
     pub(super) fn take_unseen(&mut self) -> u64 {
         std::mem::take(&mut self.unseen)
     }
