@@ -100,6 +100,25 @@ pub struct Read {
     pub start: Timestamp,
     /// Duration of the system call by `CLOCK_MONOTONIC`: the request, the system call, and waiting for a CPU.
     pub took_ns: u64,
+    /// How long the reader waited for a CPU in the meantime; 0 if the kernel does not show it.
+    pub queued_ns: u64,
+}
+
+/// How long a thread has waited for a CPU so far, by its `schedstat` file.
+struct RunQueueWait(Option<File>);
+
+impl RunQueueWait {
+    fn of_this_thread() -> Self {
+        RunQueueWait(File::open("/proc/thread-self/schedstat").ok())
+    }
+
+    fn ns(&self) -> u64 {
+        let mut text = [0; 64];
+        let length = self.0.as_ref().and_then(|file| file.read_at(&mut text, 0).ok()).unwrap_or(0);
+        let text = std::str::from_utf8(&text[..length]).unwrap_or_default();
+        // Time on a CPU, time runnable without one, number of run slices.
+        text.split_whitespace().nth(1).and_then(|ns| ns.parse().ok()).unwrap_or(0)
+    }
 }
 
 /// Result of a run.
@@ -236,17 +255,20 @@ pub fn run(plan: &Plan, stop: &AtomicBool) -> Result<Report, AttachError> {
     // With cgroup v1 the writing threads stay outside; a limit of reads does not apply to them anyway.
     let limit = plan.reads_a_second.map(|reads| Limit::enter(&disk, reads)).transpose()?;
     let mut made = Vec::new();
+    let waited = RunQueueWait::of_this_thread();
     let until_ns = monotonic_ns() + MAX_TOTAL_NS;
     for number in 0..plan.reads {
         if stop.load(Ordering::Relaxed) {
             break;
         }
+        let queued_ns = waited.ns();
         let began_ns = monotonic_ns();
         // Offsets far apart are not merged.
         let at = number * 769 % READ_BLOCKS * READ_BYTES as u64;
         file.read_exact_at(&mut block.0, at).map_err(failed)?;
         let took_ns = monotonic_ns() - began_ns;
-        made.push(Read { start: Timestamp::at(began_ns), took_ns });
+        let queued_ns = (waited.ns().saturating_sub(queued_ns)).min(took_ns);
+        made.push(Read { start: Timestamp::at(began_ns), took_ns, queued_ns });
         let due_ns = began_ns + plan.every.as_nanos() as u64;
         if number + 1 == plan.reads || monotonic_ns() >= until_ns || !sleep_until(due_ns.min(until_ns), stop) {
             break;

@@ -26,7 +26,7 @@ use crate::engine::sources::{Sources, Wish};
 use crate::engine::ticks::{Sink, Tick, drive};
 use crate::engine::watch::{Ended, Watch};
 use crate::render::metrics::{Own, Pages};
-use crate::serve::cost::Cost;
+use crate::serve::cost::{self, Cost};
 use crate::serve::listener::{Address, Listener};
 use crate::serve::{Published, Server};
 use crate::store::Recorder;
@@ -77,6 +77,9 @@ pub struct Arguments {
 
 /// Interval at which freed memory is returned to the system.
 const RELEASE_EVERY: Duration = Duration::from_secs(60);
+/// Growth of resident memory since then, in bytes, after which that does not wait: bursts of late events take tens of megabytes a
+/// minute.
+const RELEASE_FROM: u64 = 16 << 20;
 
 /// Address without `--listen`.
 const DEFAULT: &str = "127.0.0.1:9797";
@@ -217,8 +220,8 @@ struct Exporter {
     recorder: Option<Recorder>,
     triggers: Option<Triggers>,
     replayed: Option<Replayed>,
-    /// When freed memory was last returned to the system.
-    released: Instant,
+    /// When freed memory was last returned to the system, and what was resident afterwards, in bytes.
+    released: (Instant, u64),
 }
 
 /// How a recording is replayed.
@@ -250,7 +253,7 @@ impl Exporter {
             recorder: None,
             triggers: None,
             replayed: None,
-            released: Instant::now(),
+            released: (Instant::now(), cost::resident_bytes()),
         }
     }
 
@@ -324,9 +327,10 @@ impl Sink for Exporter {
             recorder.take_problem().into_iter().for_each(|problem| say!("whylate: {problem}"));
         }
         self.publish(true)?;
-        if self.released.elapsed() >= RELEASE_EVERY {
+        let (released, then_bytes) = self.released;
+        if released.elapsed() >= RELEASE_EVERY || cost::resident_bytes() > then_bytes.saturating_add(RELEASE_FROM) {
             release_freed();
-            self.released = Instant::now();
+            self.released = (Instant::now(), cost::resident_bytes());
         }
         if let Some(Replayed { watch, speed, end, is_over }) = &mut self.replayed {
             let pause = Duration::from_secs_f64((span_ns.unwrap_or(0) as f64 / 1e9 / *speed).min(3_600.0));

@@ -21,21 +21,26 @@ pub struct Cost {
 impl Cost {
     /// Returns the cost so far.
     pub fn now(&mut self) -> Own {
-        // proc_pid_statm(5): the second field is the resident size in pages.
-        let statm = fs::read_to_string("/proc/self/statm").unwrap_or_default();
-        let pages: u64 = statm.split(' ').nth(1).and_then(|pages| pages.parse().ok()).unwrap_or(0);
         if self.reads.is_multiple_of(MAPS_EVERY) {
             self.map_bytes = map_bytes();
         }
         self.reads = self.reads.wrapping_add(1);
         Own {
             cpu_seconds: clock::process_cpu_ns() as f64 / 1e9,
-            resident_bytes: pages.saturating_mul(page_size() as u64),
+            resident_bytes: resident_bytes(),
             map_bytes: self.map_bytes,
             descriptors: fs::read_dir("/proc/self/fd").map_or(0, |all| all.count() as u64),
             ..Own::default()
         }
     }
+}
+
+/// Returns the resident memory of this process; 0 if it cannot be read.
+pub fn resident_bytes() -> u64 {
+    // proc_pid_statm(5): the second field is the resident size in pages.
+    let statm = fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    let pages: u64 = statm.split(' ').nth(1).and_then(|pages| pages.parse().ok()).unwrap_or(0);
+    pages.saturating_mul(page_size() as u64)
 }
 
 /// Returns the kernel memory of the BPF maps that this process has open, by `memlock` in fdinfo. A map of two
