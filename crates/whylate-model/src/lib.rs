@@ -25,6 +25,7 @@ pub mod overview;
 pub mod own;
 pub mod paste;
 pub mod path;
+pub mod programs;
 pub mod recording;
 #[cfg(test)]
 mod schema;

@@ -98,7 +98,8 @@ fn add(sum: &mut Snapshot, next: &Snapshot) {
             None => drop(sum.lost.insert(reason.clone(), *count)),
         }
     }
-    let dropped = add_series(sum, &next.series, spans) + add_stacks(sum, &next.stacks);
+    let dropped =
+        add_series(sum, &next.series, spans) + add_stacks(sum, &next.stacks) + sum.programs.add(&next.programs);
     if dropped > 0 {
         *sum.lost.entry("merged_full".to_owned()).or_default() += dropped;
     }

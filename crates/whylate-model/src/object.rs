@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Objects of waits: the file, pipe, socket or other thing that a thread waits for, and who could end the wait.
+//! Objects of waits: the file, pipe, socket or other thing that a thread waits or waited for, and who could end the wait.
 
 use std::fmt::{self, Display, Formatter};
 
 use serde::{Deserialize, Serialize};
 
 use crate::ActorName;
-use crate::holders::Holder;
+use crate::holders::{Holder, Lock};
 use crate::units::{format_ns, printable};
 
 /// Maximum number of peers of an object, and of objects that one call waits for.
@@ -25,6 +25,14 @@ pub enum ObjectKind {
     File,
     /// A file or directory of a FUSE file system, whose daemon is the peer.
     Fuse,
+    /// A lock of a file: flock(2) or fcntl(2); its peer is the process that holds it.
+    FileLock,
+    /// The lock of the memory map of a process (`mmap_lock`); its peer is the thread that holds it.
+    MemoryLock,
+    /// The lock of the inode of a file; its peer is the thread that holds it.
+    InodeLock,
+    /// Another lock of the kernel; its peer is the thread that holds it.
+    KernelLock,
     /// A pipe; its peers have the other end open.
     Pipe,
     /// A pipe with a path (mkfifo(3)).
@@ -120,6 +128,9 @@ pub struct Object {
     /// ID of a System V message queue or set of semaphores.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<u32>,
+    /// Kind of a lock of the kernel.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lock: Option<Lock>,
     /// Mount point of a FUSE file system.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mount: Option<String>,
@@ -156,6 +167,7 @@ impl Object {
             state: None,
             address: None,
             id: None,
+            lock: None,
             mount: None,
             expires_in_ns: None,
             timeout_ns: None,
@@ -181,6 +193,74 @@ impl Object {
         !self.peers.is_empty() || self.any_of.iter().any(Object::has_peer)
     }
 
+    /// Returns whether both are the same object, whatever their peers do meanwhile and however long the calls may wait.
+    /// Connections to one address are.
+    pub fn is_same(&self, other: &Object) -> bool {
+        let own = |of: &Object| if of.remote.is_some() { (None, None) } else { (of.inode, of.local.clone()) };
+        let key = |of: &Object| (of.kind, of.is_deleted, own(of), of.address, of.id, of.lock, of.any_of.len());
+        let names = |of: &Object| [&of.path, &of.remote, &of.mount].map(Clone::clone);
+        key(self) == key(other)
+            && names(self) == names(other)
+            && self.any_of.iter().zip(&other.any_of).all(|(one, other)| one.is_same(other))
+    }
+
+    /// Strips what distinguishes the object from another one that [is the same](Object::is_same).
+    pub fn keep_common(&mut self, other: &Object) {
+        if self.local != other.local {
+            self.local = None;
+        }
+        if self.inode != other.inode {
+            self.inode = None;
+        }
+        self.any_of.iter_mut().zip(&other.any_of).for_each(|(one, other)| one.keep_common(other));
+    }
+
+    /// Strips the local address of a connection, which is another one each time.
+    #[must_use]
+    pub fn without_local_address(mut self) -> Self {
+        if self.remote.is_some() {
+            (self.local, self.inode) = (None, None);
+        }
+        self.any_of = self.any_of.into_iter().map(Object::without_local_address).collect();
+        self
+    }
+
+    /// Returns whether a wait for the object that ends by its timeout has given up: a lock that others hold, a request to a
+    /// FUSE daemon, a connection that is being made, an answer by UDP, or anything of a stopped process. A server that looks
+    /// after its connections between two requests waits for nothing of that kind.
+    pub fn is_owed(&self) -> bool {
+        let is_own = match self.kind {
+            ObjectKind::FileLock | ObjectKind::Mutex | ObjectKind::Fuse => true,
+            ObjectKind::Udp => self.remote.is_some(),
+            ObjectKind::Tcp => self.state.as_deref() == Some("syn_sent"),
+            _ => false,
+        };
+        is_own || self.has_stopped_peer() || self.any_of.iter().any(Object::is_owed)
+    }
+
+    /// Returns whether the object says more than the system call does: a name, an address, or who could end the wait.
+    pub fn is_telling(&self) -> bool {
+        match self.kind {
+            ObjectKind::Futex
+            | ObjectKind::Eventfd
+            | ObjectKind::Timerfd
+            | ObjectKind::Epoll
+            | ObjectKind::Signalfd
+            | ObjectKind::Signal
+            | ObjectKind::IoUring => self.has_peer(),
+            ObjectKind::Pipe | ObjectKind::Mutex | ObjectKind::Thread | ObjectKind::Process | ObjectKind::Socket => {
+                self.has_peer()
+            }
+            ObjectKind::AnyOf => self.any_of.iter().any(Object::is_telling),
+            _ => true,
+        }
+    }
+
+    /// Renders the object without the timeout of the call.
+    pub fn without_timeout(&self) -> String {
+        Object { timeout_ns: None, ..self.clone() }.to_string()
+    }
+
     /// Returns whether the object is no larger than one that whylate writes: a recording may come from anywhere.
     pub fn is_credible(&self) -> bool {
         self.is_credible_at(DEEPEST)
@@ -204,6 +284,10 @@ impl Object {
                 let mount = self.mount.as_deref().map_or_else(String::new, |mount| format!(" at {}", printable(mount)));
                 format!("{} of the FUSE file system{mount}", named("file"))
             }
+            ObjectKind::FileLock => format!("the lock of {}", named("file")),
+            ObjectKind::MemoryLock => "the lock of its process's memory map".to_owned(),
+            ObjectKind::InodeLock => format!("the inode lock of {}", named("a file").replacen("a file /", "file /", 1)),
+            ObjectKind::KernelLock => self.lock.map_or("a lock of the kernel", lock_name).to_owned(),
             ObjectKind::Pipe => "a pipe".to_owned(),
             ObjectKind::Fifo => named("FIFO"),
             ObjectKind::UnixSocket => {
@@ -237,6 +321,7 @@ impl Object {
     fn addresses(&self) -> String {
         let of = |address: &Option<String>| address.as_deref().map(printable).unwrap_or_default();
         match (&self.remote, &self.state) {
+            (Some(_), _) if self.local.is_none() => format!("to {}", of(&self.remote)),
             (Some(_), Some(state)) => format!("{} -> {} ({})", of(&self.local), of(&self.remote), printable(state)),
             (Some(_), None) => format!("{} -> {}", of(&self.local), of(&self.remote)),
             (None, Some(state)) => format!("{} ({})", of(&self.local), printable(state)),
@@ -248,13 +333,28 @@ impl Object {
     fn role(&self) -> &'static str {
         match self.kind {
             ObjectKind::Pipe | ObjectKind::Fifo => "other end held by",
-            ObjectKind::Mutex => "held by",
+            ObjectKind::Mutex | ObjectKind::FileLock => "held by",
+            ObjectKind::MemoryLock | ObjectKind::InodeLock | ObjectKind::KernelLock => "held by",
             ObjectKind::Fuse => "served by",
             ObjectKind::Process | ObjectKind::Thread => "namely",
             ObjectKind::Semaphore => "last changed by",
             ObjectKind::Tcp | ObjectKind::UnixSocket if self.remote.is_none() && self.state.is_some() => "used by",
             _ => "peer",
         }
+    }
+}
+
+/// Returns the name of a lock of the kernel.
+fn lock_name(lock: Lock) -> &'static str {
+    match lock {
+        Lock::Mutex => "a mutex of the kernel",
+        Lock::Rwsem => "an rwsem of the kernel",
+        Lock::RwsemReaders => "an rwsem of the kernel that readers hold",
+        Lock::Semaphore => "a semaphore of the kernel",
+        Lock::RtMutex => "an rt_mutex of the kernel",
+        Lock::PiFutex => "a PI futex",
+        Lock::FileLock => "the lock of a file",
+        Lock::WorkItem => "a work item",
     }
 }
 
@@ -363,6 +463,54 @@ mod tests {
             "message queue 3",
         ];
         assert_eq!(texts, expected);
+    }
+
+    #[test]
+    fn locks_name_their_holders() {
+        let holder = || vec![peer("indexer:812", "S", 0)];
+        let file = Object { peers: holder(), ..Object::with_path(ObjectKind::FileLock, "/srv/lock") };
+        let inode = Object { peers: holder(), ..Object::with_path(ObjectKind::InodeLock, "/srv/a") };
+        let nameless = Object { peers: holder(), path: None, ..inode.clone() };
+        let memory = Object { peers: holder(), lock: Some(Lock::Rwsem), ..Object::new(ObjectKind::MemoryLock) };
+        let kernel = Object { lock: Some(Lock::RwsemReaders), ..Object::new(ObjectKind::KernelLock) };
+        let texts = [file, inode, nameless, memory, kernel].map(|object| object.to_string());
+        let expected = [
+            "the lock of file /srv/lock, held by indexer:812 (asleep)",
+            "the inode lock of file /srv/a, held by indexer:812 (asleep)",
+            "the inode lock of a file, held by indexer:812 (asleep)",
+            "the lock of its process's memory map, held by indexer:812 (asleep)",
+            "an rwsem of the kernel that readers hold",
+        ];
+        assert_eq!(texts, expected);
+    }
+
+    #[test]
+    fn connections_to_one_address_are_the_same_object() {
+        let udp = |port: u16, peers| Object {
+            local: Some(format!("127.0.0.1:{port}")),
+            remote: Some("127.0.0.53:53".to_owned()),
+            inode: Some(port.into()),
+            timeout_ns: Some(5_000_000_000),
+            peers,
+            ..Object::new(ObjectKind::Udp)
+        };
+        let (mut one, other) = (udp(1, vec![peer("resolver:88", "T", 0)]), udp(2, Vec::new()));
+        assert!(one.is_same(&other) && one.is_owed());
+        one.keep_common(&other);
+        assert_eq!(one.without_timeout(), "UDP to 127.0.0.53:53, peer resolver:88 (stopped by a signal)");
+        assert_eq!(one, Object { peers: one.peers.clone(), ..other.without_local_address() });
+        let pipe = |inode| Object { inode: Some(inode), ..Object::new(ObjectKind::Pipe) };
+        assert!(pipe(1).is_same(&pipe(1)) && !pipe(1).is_same(&pipe(2)) && !pipe(1).is_same(&tcp()));
+    }
+
+    #[test]
+    fn only_what_is_due_is_given_up() {
+        let state = |state: &str| Object { state: Some(state.to_owned()), peers: Vec::new(), ..tcp() };
+        assert!(state("syn_sent").is_owed() && !state("established").is_owed() && tcp().is_owed());
+        let listening = Object { local: Some("0.0.0.0:53".to_owned()), ..Object::new(ObjectKind::Udp) };
+        assert!(!listening.is_owed(), "a server waits for requests");
+        let either = Object { any_of: vec![listening, tcp()], ..Object::new(ObjectKind::AnyOf) };
+        assert!(either.is_owed() && !Object::new(ObjectKind::Eventfd).is_owed());
     }
 
     #[test]

@@ -17,6 +17,7 @@ pub use verdict::{MainCulprit, Verdict};
 use crate::culprits::{By, Culprit, Culprits};
 use crate::histogram::rounded_up;
 use crate::late::{LateKind, SLEEPER};
+use crate::programs::Programs;
 use crate::recording::Unmeasured;
 use crate::snapshot::{Sleeper, Unexplained};
 use crate::sources::{self, Card};
@@ -51,6 +52,9 @@ pub struct Overview {
     pub worst: Vec<Sighting>,
     /// Culprits, by the delay that they caused.
     pub culprits: Vec<Culprit>,
+    /// Programs that were held up for more than the limit of the time, longest first.
+    #[serde(default, skip_serializing_if = "Programs::is_none")]
+    pub programs: Programs,
     /// Events lost by the CPU trace that explains late events, by reason.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub lost: BTreeMap<String, u64>,
@@ -312,6 +316,14 @@ impl Gatherer {
             held_up.for_sleepers.sort_by_key(|pair| Reverse(pair.total_ns));
             held_up.for_sleepers.truncate(SHOWN_SLEEPERS);
         }
+        let mut programs = Programs::default();
+        for (headline, found) in sources.iter_mut().zip(found) {
+            let over = found.programs().over_limit();
+            headline.is_late |= !over.held_up.is_empty();
+            if !over.is_none() {
+                programs = over;
+            }
+        }
         sources.sort_by_key(|headline| (!headline.is_late, Reverse(headline.late_ns)));
         let mut worst: Vec<Sighting> = self
             .worst
@@ -332,6 +344,7 @@ impl Gatherer {
             sources,
             worst,
             culprits: self.culprits.take().culprits,
+            programs,
             unmeasured,
             limitations: Vec::new(),
             lost: BTreeMap::new(),

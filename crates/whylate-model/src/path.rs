@@ -33,7 +33,7 @@ mod walk;
 pub mod watched;
 mod within;
 
-pub use build::{Names, OTHERS, Path, PathBuilder, PathSegment};
+pub use build::{Names, OTHERS, Path, PathBuilder, PathSegment, WaitSpan};
 pub(crate) use cursor::DEEPEST;
 pub use history::CpuTimeline;
 pub use walk::walk;

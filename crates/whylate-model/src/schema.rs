@@ -115,6 +115,7 @@ fn object() -> Object {
         state: text(),
         address: Some(2),
         id: Some(3),
+        lock: Some(crate::holders::Lock::Mutex),
         mount: text(),
         expires_in_ns: Some(4),
         timeout_ns: Some(5),
@@ -162,6 +163,8 @@ fn full(source: &str) -> Snapshot {
         stop: Some(crate::wait::Stop::Signal),
         depth: 1,
         is_member: true,
+        object: Some(Box::new(object())),
+        timeouts: 2,
         ..PathSegment::default()
     };
     let late = LateEvent {

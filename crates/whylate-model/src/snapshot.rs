@@ -6,6 +6,7 @@ use std::sync::LazyLock;
 
 use serde::{Deserialize, Serialize};
 
+use crate::programs::Programs;
 use crate::{ActorName, Histogram, Labels, LateEvent, Stack, Steps, WaitClass};
 
 /// Version of the JSON format; a reader refuses a higher one.
@@ -47,6 +48,9 @@ pub struct Snapshot {
     /// Threads in long uninterruptible sleep at the end of the span, longest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub uninterruptible: Vec<Sleeper>,
+    /// Programs by the share of time that they were held up, if the source follows waits.
+    #[serde(default, skip_serializing_if = "Programs::is_none")]
+    pub programs: Programs,
     /// Late events without causes, which came too fast, if causes are requested.
     #[serde(default, skip_serializing_if = "Unexplained::is_none")]
     pub unexplained: Unexplained,
@@ -146,6 +150,7 @@ impl Snapshot {
             stacks: Vec::new(),
             late: Vec::new(),
             uninterruptible: Vec::new(),
+            programs: Programs::default(),
             unexplained: Unexplained::default(),
             lost: BTreeMap::new(),
             probe: Probe::default(),

@@ -259,6 +259,17 @@ fn by_frame(seen: &WaitEvidence<'_>, rules: &[ByFrame]) -> Option<Wait> {
     })
 }
 
+/// Returns whether these user frames show that the thread waits for a lock of its process.
+pub fn is_user_lock(user: &[String]) -> bool {
+    let mut rules = BY_FRAME.iter().filter(|(frames, ..)| matches!(frames, User));
+    let class = rules.find_map(|(_, beginnings, class, _)| {
+        let is_in = |frame: &String| beginnings.iter().any(|beginning| frame.starts_with(beginning));
+        user.iter().any(is_in).then_some(*class)
+    });
+    let class = classes::program_rule(user).map(|(class, ..)| class).or(class);
+    class == Some(WaitClass::Lock)
+}
+
 /// Returns whether a thread with these kernel frames, innermost first, waits for a lock of a file, and not for the end
 /// of a lease.
 pub fn is_for_file_lock(kernel: &[String]) -> bool {

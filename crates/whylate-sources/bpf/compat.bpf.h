@@ -186,6 +186,17 @@ static __always_inline bool is_sq_thread(const struct task_struct *task)
 	return begins_with(prefix, "iou-sqp-", sizeof(prefix));
 }
 
+/* Also holds for a thread of io_uring that has not named itself yet. */
+static __always_inline bool may_be_sq_thread(const struct task_struct *task)
+{
+	char prefix[8];
+
+	if (!(task->flags & PF_IO_WORKER))
+		return false;
+	bpf_core_read(prefix, sizeof(prefix), &task->comm);
+	return !begins_with(prefix, "iou-wrk-", sizeof(prefix));
+}
+
 /* Microseconds that the thread itself counts as work, 6.9; -1 before. */
 struct io_sq_data___6_9 {
 	u64 work_time;

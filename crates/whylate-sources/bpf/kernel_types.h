@@ -288,6 +288,7 @@ struct css_set {
 struct pt_regs {
 	unsigned long bp;
 	unsigned long r10;
+	unsigned long di;
 	unsigned long orig_ax;
 	unsigned long ip;
 	unsigned long cs;
@@ -297,6 +298,7 @@ struct pt_regs {
 struct pt_regs___of_arm64 {
 	u64 regs[31];
 	u64 pstate;
+	u64 orig_x0;
 	s32 syscallno;
 };
 
@@ -319,6 +321,21 @@ struct pid {
 	struct upid numbers[1];
 };
 
+struct mm_struct {
+	struct rw_semaphore mmap_lock;
+};
+
+struct file;
+
+struct fdtable {
+	unsigned int max_fds;
+	struct file **fd;
+};
+
+struct files_struct {
+	struct fdtable *fdt;
+};
+
 struct task_struct {
 	struct thread_info thread_info;
 	unsigned int __state;
@@ -334,8 +351,11 @@ struct task_struct {
 	unsigned frozen : 1;
 	u32 self_exec_id;
 	struct task_struct *group_leader;
+	struct task_struct *real_parent;
 	struct pid *thread_pid;
 	struct css_set *cgroups;
+	struct mm_struct *mm;
+	struct files_struct *files;
 	struct task_group *sched_task_group;
 	int prio;
 	int static_prio;
@@ -458,6 +478,7 @@ struct path {
 struct inode {
 	struct super_block *i_sb;
 	unsigned long i_ino;
+	struct rw_semaphore i_rwsem;
 };
 
 struct file {

@@ -58,6 +58,18 @@ static __always_inline s32 syscall_of(struct task_struct *task)
 	return -1;
 }
 
+/* The first argument of its system call; -1 if unknown. */
+static __always_inline u64 first_argument_of(struct task_struct *task)
+{
+	const struct pt_regs *regs = (const struct pt_regs *)bpf_task_pt_regs(task);
+
+	if (bpf_core_field_exists(regs->di))
+		return regs->di;
+	if (bpf_core_field_exists(as_arm64(regs)->orig_x0))
+		return as_arm64(regs)->orig_x0;
+	return -1;
+}
+
 /* The fourth argument of its system call; 0 if unknown. */
 static __always_inline u64 fourth_argument_of(struct task_struct *task)
 {

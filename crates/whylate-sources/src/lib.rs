@@ -16,6 +16,7 @@ pub mod kernel;
 mod lost_reasons;
 mod objects;
 pub mod offcpu;
+pub mod own_cost;
 pub mod paths;
 mod runnable;
 pub mod source;

@@ -9,7 +9,7 @@ use super::span::Span;
 use super::sum::{Blame, Sum};
 use super::timeline::{Coverage, Piece, Timeline};
 use crate::occupancy::{Merged, MergedPart, Taken};
-use crate::{ActorName, Cause, CauseKind, Occupant};
+use crate::{Cause, CauseKind, Occupant};
 
 /// Nothing was recorded: the time was before tracing started, or the record was overwritten.
 pub(super) const NOT_RECORDED: &str = "not recorded";
@@ -134,29 +134,26 @@ impl<'a> Window<'a> {
     /// same way.
     pub fn blame_piece(&self, part: Span, piece: &Piece<'a>, cpu: u32, sum: &mut Sum<'a>) {
         let taken = taken_within(part, piece, self.span);
-        sum.add(Blame::new(CauseKind::Steal, "hypervisor"), taken.steal_ns, &[]);
-        sum.add(Blame::unknown(PERHAPS_STOLEN), taken.perhaps_stolen_ns, &[]);
-        sum.add(Blame::new(CauseKind::Nmi, "NMI"), taken.nmi_ns, &[]);
+        let occupant = &piece.interval.occupant;
+        add_taken(taken, sum);
         let mut steal_ns = taken.steal_ns + taken.perhaps_stolen_ns;
         let mut left_ns = part.ns() - steal_ns - taken.nmi_ns;
-        let blame = self.blame_of(&piece.interval.occupant, cpu);
         for &(irqs_off, stack) in &piece.irqs_off {
             let ns = irqs_off.within(part).ns();
             let stolen_ns = ns.min(steal_ns);
             steal_ns -= stolen_ns;
             let ns = (ns - stolen_ns).min(left_ns);
             left_ns -= ns;
-            let keeper = Blame::new(CauseKind::IrqsOff, who(&piece.interval.occupant, cpu));
-            sum.add(Blame { cgroup: cgroup(&piece.interval.occupant), ..keeper }, ns, stack);
+            sum.add_occupant(CauseKind::IrqsOff, occupant, cpu, ns, stack);
         }
-        sum.add(blame, left_ns, &[]);
+        sum.add_occupant(self.kind_of(occupant), occupant, cpu, left_ns, &[]);
     }
 
     /// Blames the occupants of a merged span for a part of it, in proportion to their time; returns the time blamed.
     fn blame_merged(
         &self,
         part: Span,
-        merged: &Merged,
+        merged: &'a Merged,
         cpu: u32,
         blamed: impl Fn(&MergedPart) -> bool,
         sum: &mut Sum<'a>,
@@ -173,24 +170,24 @@ impl<'a> Window<'a> {
             }
             let steal_ns = scale(occupant.taken.steal_ns.min(occupant.ns), ns, occupant.ns);
             let nmi_ns = scale(occupant.taken.nmi_ns.min(occupant.ns), ns, occupant.ns).min(ns - steal_ns);
-            sum.add(Blame::new(CauseKind::Steal, "hypervisor"), steal_ns, &[]);
-            sum.add(Blame::new(CauseKind::Nmi, "NMI"), nmi_ns, &[]);
-            sum.add(self.blame_of(&occupant.occupant, cpu), ns - steal_ns - nmi_ns, &[]);
+            add_taken(Taken { steal_ns, nmi_ns, ..Taken::default() }, sum);
+            let kind = self.kind_of(&occupant.occupant);
+            sum.add_occupant(kind, &occupant.occupant, cpu, ns - steal_ns - nmi_ns, &[]);
             total_ns += ns;
         }
         total_ns
     }
 
-    fn blame_of(&self, occupant: &Occupant, cpu: u32) -> Blame {
-        let kind = match occupant {
+    /// Returns the kind of delay by an occupant.
+    fn kind_of(&self, occupant: &Occupant) -> CauseKind {
+        match occupant {
             Occupant::Idle => CauseKind::IdleExit,
             Occupant::Thread { tid, .. } if self.is_tid(*tid) => CauseKind::Wakeup,
             Occupant::Thread { .. } => CauseKind::Thread,
             Occupant::Work { .. } => CauseKind::Work,
             Occupant::Irq { .. } => CauseKind::Irq,
             Occupant::Softirq { .. } => CauseKind::Softirq,
-        };
-        Blame { cgroup: cgroup(occupant), ..Blame::new(kind, who(occupant, cpu)) }
+        }
     }
 
     fn is_tid(&self, tid: u32) -> bool {
@@ -202,22 +199,16 @@ impl<'a> Window<'a> {
     }
 }
 
-/// Returns an occupant's name as causes show it.
-fn who(occupant: &Occupant, cpu: u32) -> ActorName {
-    match occupant {
-        Occupant::Idle => format!("CPU {cpu}").into(),
-        Occupant::Thread { tid, name, .. } => ActorName::thread(name, *tid),
-        Occupant::Work { handler, .. } => handler.as_str().into(),
-        Occupant::Irq { name } | Occupant::Softirq { name } => name.as_str().into(),
-    }
-}
-
-/// Returns the cgroup of the occupant; only threads have one.
-fn cgroup(occupant: &Occupant) -> Option<String> {
-    match occupant {
-        Occupant::Thread { cgroup, .. } => cgroup.clone(),
-        _ => None,
-    }
+/// Adds the time taken from an occupant; nearly always none.
+fn add_taken(taken: Taken, sum: &mut Sum<'_>) {
+    let add = |sum: &mut Sum<'_>, kind, who, ns| {
+        if ns > 0 {
+            sum.add(Blame::new(kind, who), ns, &[]);
+        }
+    };
+    add(sum, CauseKind::Steal, "hypervisor", taken.steal_ns);
+    add(sum, CauseKind::Unknown, PERHAPS_STOLEN, taken.perhaps_stolen_ns);
+    add(sum, CauseKind::Nmi, "NMI", taken.nmi_ns);
 }
 
 /// Returns the steal and NMI time in a part of an interval, never more than the part.

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use super::{Headline, HeldUp, LateCounts, LateOf};
+use crate::programs::Programs;
 use crate::recording::{Measured, Unmeasured};
 use crate::snapshot::{Sleeper, Unexplained};
 use crate::sources::{Card, Judged, Remark, count_lost, named};
@@ -34,6 +35,8 @@ pub struct SourceSummary<'a> {
     lost: BTreeMap<String, u64>,
     /// Threads still in uninterruptible sleep and over the threshold at the end.
     sleepers: Vec<Sleeper>,
+    /// Programs by the share of time that they were held up.
+    programs: Programs,
     /// Whether there was anything to measure.
     has_series: bool,
 }
@@ -55,6 +58,7 @@ impl<'a> SourceSummary<'a> {
             unexplained: snapshot.unexplained,
             lost: lost.iter().filter(|(_, count)| **count > 0).map(|(why, count)| (why.clone(), *count)).collect(),
             sleepers: snapshot.uninterruptible.clone(),
+            programs: snapshot.programs.clone(),
             has_series: !snapshot.series.is_empty(),
         }
     }
@@ -78,6 +82,7 @@ impl<'a> SourceSummary<'a> {
         self.at_end.clone_from(&later.at_end);
         self.remark.clone_from(&later.remark);
         self.sleepers.clone_from(&later.sleepers);
+        self.programs.add(&later.programs);
         self.has_series |= later.has_series;
         self.unexplained.events = self.unexplained.events.saturating_add(later.unexplained.events);
         self.unexplained.total_ns = self.unexplained.total_ns.saturating_add(later.unexplained.total_ns);
@@ -132,7 +137,12 @@ impl<'a> SourceSummary<'a> {
             let others = of.process.iter().chain(&of.waits_in).map(text).sum::<usize>();
             size_of::<Sleeper>() + text(&of.who.to_string()) + others
         };
-        size_of::<Self>() + texts + lost + buckets + self.sleepers.iter().map(of_sleeper).sum::<usize>()
+        size_of::<Self>()
+            + self.programs.heap_bytes()
+            + texts
+            + lost
+            + buckets
+            + self.sleepers.iter().map(of_sleeper).sum::<usize>()
     }
 
     /// Returns the maximum of the values; `None` if there are none.
@@ -149,6 +159,11 @@ impl<'a> SourceSummary<'a> {
     /// Returns the values of the waiters at the end; those of the next part replace them.
     pub fn at_end(&self) -> &Histogram {
         &self.at_end
+    }
+
+    /// Returns the programs by the share of time that they were held up.
+    pub fn programs(&self) -> &Programs {
+        &self.programs
     }
 
     /// Returns the late events that came too fast to be explained.

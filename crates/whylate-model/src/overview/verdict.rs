@@ -4,6 +4,7 @@
 use super::{Overview, Row};
 use crate::CauseKind;
 use crate::culprits::Culprit;
+use crate::programs::Programs;
 
 /// What was late over a span, and its main culprit.
 #[derive(Clone, Debug)]
@@ -14,6 +15,8 @@ pub struct Verdict<'a> {
     pub duration_ns: u64,
     /// Rows over their limits; empty if nothing was late.
     pub late: Vec<Row<'a>>,
+    /// Programs over the limit.
+    pub programs: &'a Programs,
     /// Total delay of the late events in nanoseconds.
     pub delay_ns: u64,
     /// Number of late events that were recorded, if more values were late.
@@ -54,6 +57,7 @@ impl Overview {
             duration_ns: self.duration_ns,
             main: main.filter(|_| !late.is_empty()),
             late,
+            programs: &self.programs,
             delay_ns: self.sources.iter().map(|source| source.late_ns).fold(0, u64::saturating_add),
             recorded: (!has_all).then(recorded),
         }

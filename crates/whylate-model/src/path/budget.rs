@@ -148,6 +148,7 @@ impl Waits {
     pub fn is_by_design(&self) -> bool {
         matches!(self.ended_by, Some(EndedBy::NotOver | EndedBy::Timer))
             && of_syscall(&self.via) == Some(CallWaits::For(WaitClass::Idle))
+            && !self.path.iter().any(PathSegment::gave_up)
     }
 }
 
@@ -345,14 +346,18 @@ impl Gatherer<'_> {
         let waits_in = stopped.as_ref().or(in_call);
         let (ns, from_ns) = (open.ns, open.from_ns);
         let is_short = ns < MIN_NESTED_NS;
-        let is_flat = is_short || open.parts().is_some();
-        let mut via = is_flat.then(|| waits_in.cloned().or_else(|| open.waits_in(self.names))).flatten();
+        let may_be_flat = is_short || open.parts().is_some();
+        let mut via = may_be_flat.then(|| waits_in.cloned().or_else(|| open.waits_in(self.names))).flatten();
         // An uninterruptible sleep is not the sleep of the call itself: the cgroup may be over its memory limit.
         let may_be_own = !blocked.is_some_and(|blocked| blocked.is_uninterruptible);
         if may_be_own && is_own_sleep(via.as_ref(), ended_by) {
             self.budget.own_sleep_ns += ns;
             return;
         }
+        // The sums of flat waits have no objects.
+        let has_object = !is_short && stop.is_none() && ended_by != EndedBy::NotOver;
+        let has_object = has_object && may_be_flat && open.has_object(via.as_deref(), self.names);
+        let is_flat = may_be_flat && !has_object;
         let waiter = ThreadLabel::Thread(asked.tid, open.name().or(name).unwrap_or_default());
         let parts = match (open.parts(), open.hop.by) {
             (Some(parts), _) => parts

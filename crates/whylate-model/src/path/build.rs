@@ -12,8 +12,9 @@ use serde::{Deserialize, Serialize};
 use super::history::{Blocked, Name, Request, Waker};
 use super::timer::TimerKind;
 use super::{Actor, Finding, Segment, WakeupEdge};
+use crate::object::Object;
 use crate::thread::{self, ActorName};
-use crate::wait::Stop;
+use crate::wait::{Stop, is_sleep};
 use crate::{Cause, CauseKind, Cgroup};
 
 /// Number of segments kept in order; if there are more, equal ones are summed (folded).
@@ -45,6 +46,12 @@ pub struct PathSegment {
     /// The waiter.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waiter: Option<ActorName>,
+    /// What the waiter waited for, and who could end the wait, if known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub object: Option<Box<Object>>,
+    /// Number of waits that ended by the timeout of the call, if the segment is the rest of such waits.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub timeouts: u32,
     /// Stack of the waiter, innermost frame first, if known.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stack: Vec<String>,
@@ -67,6 +74,21 @@ pub struct PathSegment {
     pub cgroup_of_waiter: Option<Cgroup>,
 }
 
+fn is_none(count: &u32) -> bool {
+    *count == 0
+}
+
+/// A wait of a thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WaitSpan {
+    /// TID as shown.
+    pub tid: u32,
+    /// Time of the switch-out (CLOCK_MONOTONIC); `None` if that was not recorded.
+    pub from_ns: Option<u64>,
+    /// Time of the wakeup (CLOCK_MONOTONIC).
+    pub woken_ns: u64,
+}
+
 /// Resolves the IDs in a timeline to names.
 pub trait Names {
     /// Returns the name of a work item's function.
@@ -83,6 +105,10 @@ pub trait Names {
     fn cgroup(&mut self, number: u64) -> Option<Cgroup>;
     /// Returns the system call in which a thread waited that was woken at `woken_ns`, and its stack if known.
     fn waits_in(&mut self, tid: u32, woken_ns: u64, blocked: &Blocked) -> (Option<String>, Vec<String>);
+    /// Returns what a thread waited for in the system call `via`, or outside of calls, if that is known.
+    fn object(&mut self, _wait: WaitSpan, _via: Option<&str>) -> Option<Object> {
+        None
+    }
 }
 
 /// A whole path, from beginning to end.
@@ -118,14 +144,31 @@ impl PathSegment {
         (Cow::Owned(who), self.cgroup_of_waiter.as_ref().filter(|_| timer.is_own()))
     }
 
+    /// Strips what distinguishes the object from that of another segment of the same wait.
+    pub(super) fn keep_common_object(&mut self, other: &PathSegment) {
+        if let (Some(one), Some(other)) = (&mut self.object, &other.object) {
+            one.keep_common(other);
+        }
+    }
+
+    /// Returns whether the waiter gave up: it got no answer, or no lock, before the timeout of its call.
+    pub fn gave_up(&self) -> bool {
+        self.timeouts > 0 && self.object.as_ref().is_some_and(|object| object.is_owed())
+    }
+
     /// Returns the name of the waiter.
     pub fn waiter_name(&self) -> ActorName {
         self.waiter.clone().unwrap_or_else(|| "a thread".into())
     }
 
-    /// Returns the wait that the segment is a part of: waiter, and what it waited in.
-    pub fn wait(&self) -> (&Option<ActorName>, &Option<String>) {
-        (&self.waiter, &self.via)
+    /// Returns whether both segments are parts of waits of one thread in one system call for one object.
+    pub fn is_of_same_wait(&self, other: &PathSegment) -> bool {
+        let is_same_object = match (&self.object, &other.object) {
+            (Some(one), Some(other)) => one.is_same(other),
+            (None, None) => true,
+            _ => false,
+        };
+        is_same_object && (&self.waiter, &self.via) == (&other.waiter, &other.via)
     }
 
     /// Returns whether a thread waited for a CPU, even if parts were merged and the thread is no longer known.
@@ -179,6 +222,46 @@ struct Wait {
     stop: Option<Stop>,
     /// Name of the thread and its wait, once the beginning is found.
     asleep: Option<(Name, Blocked)>,
+    /// Time of the switch-out, once the beginning is found.
+    asleep_ns: Option<u64>,
+    /// Number of equal waits, if several were merged into this one.
+    count: u32,
+}
+
+/// What names tell of a wait.
+struct Known {
+    via: Option<String>,
+    stack: Vec<String>,
+    object: Option<Box<Object>>,
+}
+
+impl Wait {
+    fn known(&self, names: &mut dyn Names) -> Known {
+        let blocked = self.asleep.map_or_else(Blocked::default, |(_, blocked)| blocked);
+        let (via, stack) = names.waits_in(self.tid, self.woken_ns, &blocked);
+        let via = via.or_else(|| blocked.outside_calls());
+        if let Some(stop) = self.stopped() {
+            return Known { via: Some(stop.words().to_owned()), stack, object: None };
+        }
+        // Waits that were merged may have been for different objects.
+        let span = WaitSpan { tid: self.tid, from_ns: self.asleep_ns, woken_ns: self.woken_ns };
+        let object = (self.count == 1).then(|| names.object(span, via.as_deref())).flatten().map(Box::new);
+        Known { via, stack, object }
+    }
+
+    /// Returns the number of waits that ended by the timeout of their call.
+    fn timeouts(&self, known: &Known) -> u32 {
+        let is_timeout = self.by == Some(Waker::Timer(TimerKind::Wakeup))
+            && known.via.as_ref().is_some_and(|via| !is_sleep(via))
+            && self.stopped().is_none();
+        if is_timeout { self.count } else { 0 }
+    }
+}
+
+impl PathPart {
+    fn is_timer(&self) -> bool {
+        self.who == Actor::Timer(TimerKind::Wakeup)
+    }
 }
 
 /// Builds the path of one wait from findings. Memory is bounded, however long the wait is.
@@ -205,10 +288,11 @@ impl PathBuilder {
             Finding::Segment(segment) => self.add_segment(segment),
             Finding::WakeupEdge(hop) => self.add_hop(hop),
             Finding::Called { tid, name } => self.name(tid, name),
-            Finding::Asleep { hop, name, blocked, .. } => {
-                if let Some(wait) = self.wait_of(hop) {
-                    let is_known = self.is_folded && self.waits[wait].asleep.is_some();
-                    self.waits[wait].asleep = if is_known { self.waits[wait].asleep } else { Some((name, blocked)) };
+            Finding::Asleep { hop, name, blocked, at_ns } => {
+                if let Some(wait) = self.wait_of(hop).map(|wait| &mut self.waits[wait])
+                    && (!self.is_folded || wait.asleep.is_none())
+                {
+                    (wait.asleep, wait.asleep_ns) = (Some((name, blocked)), Some(at_ns));
                 }
                 self.unmet.retain(|&(number, _)| number != hop);
             }
@@ -251,12 +335,14 @@ impl PathBuilder {
         while self.open.last().is_some_and(|&(number, _)| Some(number) != within) {
             self.open.pop();
         }
-        let wait = Wait { within: self.open.last().map(|&(_, wait)| wait), tid, woken_ns, by, stop, asleep: None };
+        let within = self.open.last().map(|&(_, wait)| wait);
+        let wait = Wait { within, tid, woken_ns, by, stop, asleep: None, asleep_ns: None, count: 1 };
         let known =
             if self.is_folded { self.waits.iter().take(COMPARED).position(|known| known.is_like(&wait)) } else { None };
         self.open.push((number, known.unwrap_or(self.waits.len())));
-        if known.is_none() {
-            self.waits.push(wait);
+        match known {
+            Some(known) => self.waits[known].count = self.waits[known].count.saturating_add(1),
+            None => self.waits.push(wait),
         }
     }
 
@@ -310,16 +396,7 @@ impl PathBuilder {
             self.fold(None);
         }
         self.resolve_names(names);
-        let waits: Vec<(Option<String>, Vec<String>)> = self
-            .waits
-            .iter()
-            .map(|wait| {
-                let blocked = wait.asleep.map_or_else(Blocked::default, |(_, blocked)| blocked);
-                let (via, stack) = names.waits_in(wait.tid, wait.woken_ns, &blocked);
-                let via = via.or_else(|| blocked.outside_calls());
-                (wait.stopped().map_or(via, |stop| Some(stop.words().to_owned())), stack)
-            })
-            .collect();
+        let waits: Vec<Known> = self.waits.iter().map(|wait| wait.known(names)).collect();
         let depth = |mut wait: Option<usize>| {
             let mut depth = 0;
             while let Some(at) = wait {
@@ -357,17 +434,19 @@ impl PathBuilder {
                 Actor::Limit(number) => names.limit(number),
                 Actor::Quota(Some(cgroup)) => names.quota(cgroup).into(),
                 Actor::Quota(None) => "its cgroup".into(),
-                Actor::Timer(of) => of.culprit_name(part.wait.and_then(|wait| waits[wait].0.as_deref())).into(),
+                Actor::Timer(of) => of.culprit_name(part.wait.and_then(|wait| waits[wait].via.as_deref())).into(),
                 Actor::Text(text) => text.into(),
             },
             timer: if let Actor::Timer(of) = part.who { Some(of) } else { None },
             ready: part.ready.map(called),
-            via: part.wait.and_then(|wait| waits[wait].0.clone()),
+            via: part.wait.and_then(|wait| waits[wait].via.clone()),
+            object: part.wait.and_then(|wait| waits[wait].object.clone()),
+            timeouts: part.wait.filter(|_| part.is_timer()).map_or(0, |wait| self.waits[wait].timeouts(&waits[wait])),
             waiter: part.wait.map(|wait| match self.waits[wait] {
                 Wait { tid, asleep: Some((name, _)), .. } => ActorName::thread(name.text(), tid),
                 Wait { tid, .. } => called(tid),
             }),
-            stack: part.wait.map_or_else(Vec::new, |wait| waits[wait].1.clone()),
+            stack: part.wait.map_or_else(Vec::new, |wait| waits[wait].stack.clone()),
             stop: part.wait.and_then(|wait| self.waits[wait].stopped()),
             depth: depth(part.wait),
             is_member: part.who.named().is_some_and(|(_, is_member)| is_member),
@@ -387,6 +466,83 @@ impl PathBuilder {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::object::ObjectKind;
+
+    /// Names in which each thread waits in `poll`, for an answer of a file system.
+    struct Waits;
+
+    impl Names for Waits {
+        fn handler(&mut self, _number: u64) -> String {
+            String::new()
+        }
+
+        fn device(&mut self, _device: u32) -> String {
+            String::new()
+        }
+
+        fn thread(&mut self, _tid: u32) -> Option<Name> {
+            None
+        }
+
+        fn limit(&mut self, _number: u32) -> ActorName {
+            ActorName::default()
+        }
+
+        fn quota(&mut self, _cgroup: u64) -> String {
+            String::new()
+        }
+
+        fn cgroup(&mut self, _number: u64) -> Option<Cgroup> {
+            None
+        }
+
+        fn waits_in(&mut self, _tid: u32, _woken_ns: u64, blocked: &Blocked) -> (Option<String>, Vec<String>) {
+            (blocked.syscall.map(|_| "poll".to_owned()), Vec::new())
+        }
+
+        fn object(&mut self, wait: WaitSpan, via: Option<&str>) -> Option<Object> {
+            assert_eq!((wait.tid, via), (7, Some("poll")));
+            Some(Object::with_path(ObjectKind::Fuse, format!("/{}..{}", wait.from_ns?, wait.woken_ns)))
+        }
+    }
+
+    #[test]
+    fn wait_has_its_object_and_merged_waits_have_a_count() {
+        let mut found = PathBuilder::default();
+        let blocked = Blocked { syscall: Some(7), ..Blocked::default() };
+        let mut add = |number: u32, to_ns: u64| {
+            let by = Some(Waker::Timer(TimerKind::Wakeup));
+            let edge = WakeupEdge { number, within: None, tid: 7, woken_ns: to_ns, by, stop: None };
+            found.add(Finding::WakeupEdge(edge));
+            let (kind, who) = (CauseKind::Timer, Actor::Timer(TimerKind::Wakeup));
+            found.add(Finding::Segment(Segment {
+                from_ns: to_ns - 5,
+                to_ns,
+                kind,
+                who,
+                ready: None,
+                hop: Some(number),
+            }));
+            found.add(Finding::Asleep { hop: number, name: Name::new("a"), blocked, at_ns: to_ns - 5 });
+        };
+        add(0, 30);
+        add(1, 20);
+        let timeouts = |found: PathBuilder| {
+            let segments = found.finish(&mut Waits).segments.into_iter();
+            let of = |segment: PathSegment| {
+                assert_eq!(segment.gave_up(), segment.object.is_some());
+                (segment.ns, segment.timeouts, segment.object.and_then(|object| object.path))
+            };
+            segments.map(of).collect::<Vec<_>>()
+        };
+        add(2, 10);
+        let path = |path: &str| Some(path.to_owned());
+        let mut folded =
+            PathBuilder { parts: found.parts.clone(), waits: found.waits.clone(), ..PathBuilder::default() };
+        assert_eq!(timeouts(found), [(5, 1, path("/5..10")), (5, 1, path("/15..20")), (5, 1, path("/25..30"))]);
+        folded.fold(None);
+        assert_eq!(timeouts(folded), [(15, 3, None)]);
+    }
 
     #[test]
     fn sleep_attributed_to_sleeper() {

@@ -30,7 +30,7 @@ pub fn pieces(path: &[PathSegment], depth: u32) -> impl Iterator<Item = Piece<'_
         let run = left.iter().position(|segment| segment.depth <= depth).unwrap_or(left.len());
         let outer = left[..run].iter().find(is_outer).unwrap_or(first);
         // If two waits are adjacent, their own segments separate them.
-        let is_other = |segment: &PathSegment| is_outer(&segment) && segment.wait() != outer.wait();
+        let is_other = |segment: &PathSegment| is_outer(&segment) && !segment.is_of_same_wait(outer);
         let end = left[..run].iter().position(is_other).unwrap_or(run);
         let (within, rest) = left.split_at(end);
         left = rest;

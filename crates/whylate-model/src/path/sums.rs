@@ -37,8 +37,8 @@ struct Parts {
 
 #[derive(Debug)]
 struct Wait {
-    waiter: Option<ActorName>,
-    via: Option<String>,
+    /// An empty segment with the waiter, its system call and the object.
+    outer: PathSegment,
     within: Parts,
 }
 
@@ -115,12 +115,16 @@ impl Parts {
                     }
                 }
                 Piece::Wait { outer, within } => {
-                    let index = self.waits.iter().position(|wait| (&wait.waiter, &wait.via) == outer.wait());
+                    let index = self.waits.iter().position(|wait| wait.outer.is_of_same_wait(outer));
                     let at = match index {
-                        Some(at) => at,
+                        Some(at) => {
+                            self.waits[at].outer.keep_common_object(outer);
+                            at
+                        }
                         None if *parts < MAX_PARTS => {
-                            let PathSegment { waiter, via, .. } = outer.clone();
-                            self.waits.push(Wait { waiter, via, within: Parts::default() });
+                            let PathSegment { waiter, via, object, .. } = outer.clone();
+                            let outer = PathSegment { waiter, via, object, depth: depth + 1, ..PathSegment::default() };
+                            self.waits.push(Wait { outer, within: Parts::default() });
                             self.waits.len() - 1
                         }
                         None => {
@@ -155,9 +159,9 @@ impl Parts {
     /// waited in.
     fn flat(self, depth: u32) -> Vec<PathSegment> {
         let mut flat = self.own;
-        for Wait { waiter, via, within } in self.waits {
+        for Wait { outer, within } in self.waits {
             if within.own.is_empty() {
-                flat.push(PathSegment { waiter, via, depth: depth + 1, ..PathSegment::default() });
+                flat.push(PathSegment { depth: depth + 1, ..outer });
             }
             flat.extend(within.flat(depth + 1));
         }
@@ -170,13 +174,15 @@ fn add_to_equal(parts: &mut [PathSegment], segment: &PathSegment) -> bool {
     let kind_and_depth = |of: &PathSegment| (of.kind, of.depth);
     let is_equal = |known: &&mut PathSegment| {
         kind_and_depth(known) == kind_and_depth(segment)
-            && (&known.who, &known.ready, &known.via, &known.waiter)
-                == (&segment.who, &segment.ready, &segment.via, &segment.waiter)
+            && (&known.who, &known.ready) == (&segment.who, &segment.ready)
+            && known.is_of_same_wait(segment)
     };
     let known = parts.iter_mut().find(is_equal);
-    let is_known = known.is_some();
-    known.into_iter().for_each(|known| known.ns += segment.ns);
-    is_known
+    let Some(known) = known else { return false };
+    known.ns += segment.ns;
+    known.keep_common_object(segment);
+    known.timeouts = known.timeouts.saturating_add(segment.timeouts);
+    true
 }
 
 #[cfg(test)]

@@ -10,7 +10,12 @@ use crate::{LateEvent, Snapshot, Stack};
 /// Returns whether stacks and paths are within the depth that whylate writes: renderers recurse as deep as the input
 /// says.
 pub(super) fn is_credible(snapshot: &Snapshot) -> bool {
-    snapshot.late.iter().all(is_credible_event) && snapshot.stacks.iter().all(is_credible_stack)
+    let mut parts = snapshot.programs.held_up.iter().flat_map(|program| &program.parts);
+    snapshot.late.iter().all(is_credible_event)
+        && snapshot.stacks.iter().all(is_credible_stack)
+        && parts.all(|part| {
+            part.object.as_ref().is_none_or(Object::is_credible) && part.causes.iter().all(|of| is_stack(&of.stack))
+        })
 }
 
 pub(super) fn is_credible_stack(stack: &Stack) -> bool {
@@ -23,7 +28,11 @@ pub(super) fn is_credible_stack(stack: &Stack) -> bool {
 fn is_credible_event(event: &LateEvent) -> bool {
     [&event.stack, &event.inside].into_iter().all(|frames| is_stack(frames))
         && event.causes.iter().all(|cause| is_stack(&cause.stack))
-        && event.path.iter().all(|segment| segment.depth as usize <= DEEPEST_PATH && is_stack(&segment.stack))
+        && event.path.iter().all(|segment| {
+            segment.depth as usize <= DEEPEST_PATH
+                && is_stack(&segment.stack)
+                && segment.object.as_ref().is_none_or(|object| object.is_credible())
+        })
 }
 
 fn is_stack(frames: &[String]) -> bool {

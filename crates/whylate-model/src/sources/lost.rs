@@ -71,6 +71,10 @@ pub const SHARED_LOST: &[Reason] = &[
         "unseen_switches",
         "the CPU ran a thread that was not seen switching in; some supervisors hide theirs (--why)",
     ),
+    left_out(
+        "wait_objects_unread",
+        "what a thread waited for was not read while it waited (100 ms or more); it has no object (-p, run)",
+    ),
     reason(
         "waits_not_followed",
         "too many waits to follow each in time; of some threads, the rest is `not followed` (-p, --comm, --cgroup)",

@@ -32,6 +32,8 @@ use crate::source::{AttachError, Attached};
 /// Total size of the rings of completed requests, and the minimum per CPU.
 const MAX_DONE: u32 = 1 << 16;
 const MIN_DONE_PER_CPU: u32 = 1 << 9;
+/// Pages of histogram buckets for each series: six for each of its phases.
+const PAGES_PER_SERIES: u32 = 32;
 
 /// Time that explaining late events may take per call, while the caller waits for the events.
 const BUDGET: Duration = Duration::from_millis(50);
@@ -145,6 +147,8 @@ fn configure(open: &mut OpenBlockSkel<'_>, options: &BlockOptions, backend: &str
         By::Cgroup => series_key::BY_CGROUP,
     };
     settings.series_limit = series_limit(options);
+    settings.page_limit = settings.series_limit.saturating_mul(PAGES_PER_SERIES).min(settings.page_limit);
+    open.maps.bucket_pages.set_max_entries(settings.page_limit)?;
     open.maps.series_by_id.set_max_entries(settings.series_limit)?;
     open.maps.series_by_key.set_max_entries(settings.series_limit)?;
     settings.own_process = options.leave_out.unwrap_or(0);

@@ -54,6 +54,7 @@ use crate::kernel::need::Need;
 use crate::kernel::percpu::{PerCpu, PreemptCount};
 use crate::kernel::pid_namespace;
 use crate::kernel::symbols::{ReadOnce, address_of, addresses_of};
+use crate::kernel::thread_iterator::iterate;
 
 #[allow(clippy::all, clippy::unwrap_used, clippy::undocumented_unsafe_blocks, missing_docs, unsafe_code, dead_code)]
 mod skel {
@@ -110,8 +111,8 @@ pub(crate) enum Timers {
 /// Programs that start a new occupant and call no source's program. The kernel runs programs in attach order, so they
 /// are attached after those of sources, which still see the previous occupant.
 const SWITCHING_PROGRAMS: [&str; 1] = ["on_workqueue_execute_start"];
-/// Tail-called by a source's program to continue with the account's own.
-const AFTER_STEP: &str = "on_sched_switch_after_step";
+/// Iterator that looks for submission threads.
+const FIND_SQ_THREAD: &str = "find_sq_thread";
 
 /// Programs needed only for wakeup edges, besides [`OLD_SUBMIT_PROGRAMS`].
 const EDGE_PROGRAMS: [&str; 9] = [
@@ -129,6 +130,9 @@ const EDGE_PROGRAMS: [&str; 9] = [
 const SUBMIT_PROGRAM: &str = "on_block_io_start";
 /// Record the submitter before 6.5, which lacks `block_io_start`.
 const OLD_SUBMIT_PROGRAMS: [&str; 2] = ["on_block_rq_insert", "on_block_getrq"];
+
+/// Size of the ring of late events of a single source, in bytes.
+pub(crate) const LATE_BYTES: u32 = 4 << 20;
 
 /// Threads for which wakeups, and migrations while waiting for a CPU, are recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -265,6 +269,27 @@ impl Account {
         Ok(())
     }
 
+    /// Tests for submission threads of io_uring among all threads. Needs the account of a session with several sources,
+    /// attached.
+    pub(crate) fn find_sq_thread(&self) -> anyhow::Result<bool> {
+        let state = self.state.borrow();
+        let iterator = state.skeleton.progs.find_sq_thread.attach().context("cannot look at all threads")?;
+        iterate(&iterator, |_| ())?;
+        drop(state);
+        Ok(self.has_sq_thread())
+    }
+
+    /// Returns whether a thread that may be a submission thread was found, or has run since.
+    pub(crate) fn has_sq_thread(&self) -> bool {
+        self.state.borrow().skeleton.maps.bss_data.as_deref().is_some_and(|data| data.has_sq_thread != 0)
+    }
+
+    /// Returns the size of a source's ring of late events with their windows, in bytes: hundreds of large ones, or
+    /// thousands of small ones. Sources that share the account are read several times a second, and share a budget.
+    pub(crate) fn late_bytes(&self) -> u32 {
+        if self.is_own { LATE_BYTES } else { LATE_BYTES / 2 }
+    }
+
     /// Limitations of the account here.
     pub(crate) fn limitations(&self) -> Option<&str> {
         self.limitation.as_deref()
@@ -367,6 +392,7 @@ impl AccountState {
         open.maps.first_move_by_tid.set_max_entries(wakeup_limits::FIRST_MOVES.0)?;
         disable_missing_tracepoints(open.open_object_mut())?;
         disable_edge_programs(open.open_object_mut(), wakeups);
+        open.progs.find_sq_thread.set_autoload(is_shared);
         open.progs.on_hrtimer_expire_exit.set_autoload(timer_is_unannounced);
         let skeleton = open.load()?;
         steps::register_account(&skeleton)?;
@@ -398,13 +424,19 @@ impl AccountState {
         for program in programs {
             let name = program.name().to_string_lossy().into_owned();
             let waits = !is_complete && SWITCHING_PROGRAMS.contains(&name.as_str());
-            if self.attached.contains(&name) || waits || name == AFTER_STEP {
+            if self.attached.contains(&name) || waits || name == FIND_SQ_THREAD {
                 continue;
             }
             self.links.extend(vectors::attach(&program)?);
             self.attached.push(name);
         }
         if is_complete && !std::mem::replace(&mut self.is_complete, true) { self.start_rate_limiter() } else { Ok(()) }
+    }
+
+    /// Detaches all programs. They call none of a source any more.
+    pub(crate) fn detach(&mut self) {
+        self.links.clear();
+        self.steps.clear();
     }
 
     fn start_rate_limiter(&mut self) -> Result<(), AttachError> {

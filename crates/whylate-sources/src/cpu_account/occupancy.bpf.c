@@ -62,6 +62,9 @@ const volatile u64 tracer_function = 0;
 /* Minimum off-CPU time after which a thread's switch-in calls the program that explains waits. 0: there is none. */
 u64 explain_waits_over_ns = 0;
 
+/* Whether a thread that may be a submission thread of io_uring has been seen. */
+u32 has_sq_thread = 0;
+
 /* Stacks of the latest late interrupts, overwritten oldest first. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -86,6 +89,11 @@ static __always_inline void find_leaving(struct account *account, u32 cpu, struc
 static __always_inline void switch_occupant(struct account *account, u32 cpu, bool preempt, struct task_struct *prev,
 					    struct task_struct *next, u32 prev_state, u64 now_ns)
 {
+	/*
+	 * The scheduler updates the run queue's clock before it switches. Read before the paths part: for each path to such a read,
+	 * verifiers up to 6.18 search all types of the kernel by name, which took two thirds of the time to load this program.
+	 */
+	u64 steal_ns = steal_ns_of_queue(next);
 	bool is_open = open(account, cpu);
 	u16 left = 0;
 
@@ -104,8 +112,7 @@ static __always_inline void switch_occupant(struct account *account, u32 cpu, bo
 	}
 	if (keeps_all_wakeups)
 		left = switch_out_flags(prev, preempt, prev_state);
-	/* The scheduler updates the run queue's clock before it switches. */
-	end_interval(account, cpu, now_ns, steal_ns_of_queue(next), left);
+	end_interval(account, cpu, now_ns, steal_ns, left);
 
 	/* With PREEMPT_RT a softirq may be preempted; it is then known by its thread. */
 	account->in_irq = false;
@@ -138,6 +145,11 @@ static __always_inline u32 steps_of(const struct account *account, const struct 
 	return steps;
 }
 
+enum {
+	/* In `steps`: programs of sources are being called at this switch. */
+	IS_CALLING = 1 << STEPS_OF_SOURCES,
+};
+
 /* Returns only if no such program is registered. */
 static __always_inline void call_step(void *ctx, struct account *account, u32 step)
 {
@@ -152,8 +164,10 @@ static __always_inline void call_steps(void *ctx, struct account *account)
 	call_step(ctx, account, STEP_TIMERLAT);
 	call_step(ctx, account, STEP_SQPOLL);
 	call_step(ctx, account, STEP_RUNNABLE);
+	account->steps = 0;
 }
 
+/* A source's program calls this again when it is done. */
 SEC("tp_btf/sched_switch")
 int BPF_PROG(on_sched_switch, bool preempt, struct task_struct *prev, struct task_struct *next, unsigned int prev_state)
 {
@@ -164,26 +178,27 @@ int BPF_PROG(on_sched_switch, bool preempt, struct task_struct *prev, struct tas
 
 	if (!account)
 		return 0;
-	steps = steps_of(account, prev, next);
+	steps = account->steps;
+	if (__builtin_expect(!steps, 1))
+		steps = steps_of(account, prev, next);
 	if (__builtin_expect(steps, 0)) {
-		account->steps = steps;
+		if (steps & 1 << STEP_SQPOLL && !has_sq_thread && may_be_sq_thread(next))
+			has_sq_thread = 1;
+		account->steps = steps | IS_CALLING;
 		call_steps(ctx, account);
 	}
 	switch_occupant(account, cpu, preempt, prev, next, prev_state, now_ns);
 	return 0;
 }
 
-/* Called by a source's program when it is done. */
-SEC("tp_btf/sched_switch")
-int BPF_PROG(on_sched_switch_after_step, bool preempt, struct task_struct *prev, struct task_struct *next, unsigned int prev_state)
+/* Finds submission threads that sleep, or have the CPU all the time. */
+SEC("?iter/task")
+int find_sq_thread(struct bpf_iter__task *ctx)
 {
-	u32 cpu = bpf_get_smp_processor_id();
-	struct account *account = account_of(cpu);
+	struct task_struct *task = ctx->task;
 
-	if (!account)
-		return 0;
-	call_steps(ctx, account);
-	switch_occupant(account, cpu, preempt, prev, next, prev_state, bpf_ktime_get_ns());
+	if (task && may_be_sq_thread(task))
+		has_sq_thread = 1;
 	return 0;
 }
 

@@ -52,6 +52,11 @@ impl SharedAccount {
         self.state.borrow().as_ref().map_or(Ok(()), |state| state.borrow_mut().attach(true))
     }
 
+    /// Detaches the account's programs for good.
+    pub(crate) fn end(&self) {
+        self.state.borrow().iter().for_each(|state| state.borrow_mut().detach());
+    }
+
     /// Returns the number of events that the account has lost since the last call, by reason.
     pub(crate) fn take_lost(&self) -> BTreeMap<String, u64> {
         let state = self.state.borrow();

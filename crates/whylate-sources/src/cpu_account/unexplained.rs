@@ -28,6 +28,13 @@ impl Account {
         Ok(())
     }
 
+    /// Counts a late event that user space does not explain, for lack of budget.
+    pub(crate) fn leave_unexplained(&self, late_ns: u64) {
+        let Some(Unexplained { counts }) = &self.unexplained else { return };
+        counts.u64_at(0, offset_of!(unexplained, over_budget)).fetch_add(1, Ordering::Relaxed);
+        counts.u64_at(0, offset_of!(unexplained, late_ns)).fetch_add(late_ns, Ordering::Relaxed);
+    }
+
     /// Adds the unexplained late events since the last call to the snapshot's loss counters.
     pub(crate) fn report_unexplained(&self, snapshot: &mut Snapshot) {
         let Some(Unexplained { counts }) = &self.unexplained else { return };

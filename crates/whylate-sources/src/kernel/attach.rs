@@ -225,8 +225,10 @@ pub(crate) fn kept_name(name: &str) -> [i8; 16] {
 
 /// Returns the text of a character array, up to its first zero byte.
 pub fn text(characters: &[i8]) -> String {
-    let bytes: Vec<u8> = characters.iter().map(|&c| c as u8).take_while(|&byte| byte != 0).collect();
-    String::from_utf8_lossy(&bytes).into_owned()
+    let length = characters.iter().position(|&character| character == 0).unwrap_or(characters.len());
+    // SAFETY: both types have one byte and no invalid values, and the slice is within `characters`.
+    let bytes = unsafe { std::slice::from_raw_parts(characters.as_ptr().cast::<u8>(), length) };
+    String::from_utf8_lossy(bytes).into_owned()
 }
 
 /// Returns the kernel's error number. libbpf-rs shows it only in the text of its innermost error.

@@ -18,6 +18,7 @@ pub(crate) mod in_flight;
 pub mod least_privilege;
 pub(crate) mod loaded_code;
 pub(crate) mod lock;
+pub(crate) mod lock_owners;
 pub mod mapped;
 pub mod memory;
 pub(crate) mod mounts;

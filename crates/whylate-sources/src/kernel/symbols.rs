@@ -186,6 +186,11 @@ impl KernelSymbols {
         }
     }
 
+    /// Finds the range of code that stays, while /proc/kallsyms is cached.
+    pub(crate) fn find_fixed_code(&self) {
+        self.shared.borrow_mut().fixed();
+    }
+
     /// Lists the loaded code, at the end of a span and before the next one starts.
     pub(crate) fn list_code(&self) {
         self.shared.borrow_mut().list_if_old();

@@ -4,12 +4,14 @@
 //! Any word may look like a TID. A TID is taken for an owner only if the call, the word and its
 //! neighbors are those of a mutex, and a thread of the process has this TID.
 
+use std::collections::HashMap;
 use std::fs;
 
 use whylate_model::object::{Object, ObjectKind};
 
 use super::lead::Lead;
 use super::memory::Memory;
+use crate::kernel::proc;
 
 /// Operations of futex(2), and their flags.
 const FUTEX_WAIT: u64 = 0;
@@ -25,6 +27,8 @@ const CONTENDED: u32 = 2;
 /// Highest kind of a glibc mutex without priorities (adaptive), and flags beside it: for several processes, lock elision.
 const LAST_KIND: u32 = 3;
 const KIND_FLAGS: u32 = 128 | 256 | 512;
+/// Maximum number of threads whose TIDs are translated from another PID namespace.
+const MAX_TRANSLATED: usize = 1_024;
 /// Maximum number of users of a glibc mutex: threads that own it or wait for it on a condition variable.
 const MAX_USERS: u32 = 1 << 16;
 
@@ -36,11 +40,45 @@ pub(super) fn object_of(
     expected: u32,
     memory: &Memory,
 ) -> (Object, Option<Lead>) {
-    let is_thread = |tid: u32| tid != 0 && fs::exists(format!("/proc/{pid}/task/{tid}")).unwrap_or(false);
+    let threads = Threads::of(pid);
+    let is_thread = |tid: u32| threads.shown(tid).is_some();
     let found = memory.words(address).or_else(|| Some([memory.words::<1>(address)?[0], 0, 0, 0, 0]));
     let (kind, tid) = found.map_or((ObjectKind::Futex, None), |words| classify(operation, expected, words, &is_thread));
     let object = Object { address: Some(address), ..Object::new(kind) };
-    (object, tid.map(Lead::Thread))
+    (object, tid.and_then(|tid| threads.shown(tid)).map(Lead::Thread))
+}
+
+/// Threads of a process: a futex has their TIDs in the PID namespace of the process.
+enum Threads {
+    /// It is that of `/proc`.
+    Shown(u32),
+    /// TIDs in `/proc` by those in another one.
+    Inner(HashMap<u32, u32>),
+}
+
+impl Threads {
+    fn of(pid: u32) -> Self {
+        let numbers_of = |tid: u32| {
+            let status = proc::text(format!("/proc/{pid}/task/{tid}/status")).unwrap_or_default();
+            let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:")).unwrap_or_default();
+            numbers.split_whitespace().filter_map(|number| number.parse().ok()).collect::<Vec<u32>>()
+        };
+        if numbers_of(pid).len() < 2 {
+            return Threads::Shown(pid);
+        }
+        let all = proc::numbers_on_demand(format!("/proc/{pid}/task")).take(MAX_TRANSLATED);
+        Threads::Inner(all.filter_map(|tid| Some((*numbers_of(tid).last()?, tid))).collect())
+    }
+
+    /// Returns the TID in `/proc` of a thread of the process.
+    fn shown(&self, tid: u32) -> Option<u32> {
+        match self {
+            Threads::Shown(pid) => {
+                (tid != 0 && fs::exists(format!("/proc/{pid}/task/{tid}")).unwrap_or(false)).then_some(tid)
+            }
+            Threads::Inner(all) => all.get(&tid).copied(),
+        }
+    }
 }
 
 /// Returns the kind of a futex with these words, and the owner of a mutex or the thread whose end is awaited. `words` are

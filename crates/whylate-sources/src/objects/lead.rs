@@ -30,6 +30,8 @@ pub(super) enum Lead {
     PeerSocket { inode: u64 },
     /// The daemon of the FUSE file system with this minor device number.
     Fuse { minor: u32 },
+    /// The process that holds the lock of the file with this path, for which the waiter's process waits.
+    LockHolder { path: String },
     /// These processes.
     Processes(Vec<u32>),
     /// This thread of the waiter's process.

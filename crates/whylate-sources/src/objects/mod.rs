@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Objects of waits that are not over: what a thread waits for, and who could end the wait.
+//! Objects of waits while they last: what a thread waits for, and who could end the wait.
 //!
 //! The arguments of the thread's system call designate a descriptor, an address or an ID. Only `/proc` and netlink are read:
 //! no file, device or FIFO of another process is opened, and no `fdinfo` that could block (that of epoll takes a mutex which
@@ -12,6 +12,7 @@ mod budget;
 mod call;
 mod children;
 mod descriptor;
+mod file_locks;
 mod fuse;
 mod futex;
 #[cfg(feature = "fuzzing")]
@@ -33,15 +34,18 @@ use std::time::Duration;
 
 use whylate_model::name::into_bounded;
 use whylate_model::object::{MAX_OBJECTS, Object, ObjectKind, Peer};
+use whylate_model::wait::is_for_file_lock;
 
 use crate::kernel::{pid_namespace, proc};
 use budget::Budget;
 use call::{Call, Direction, Target};
+pub(crate) use file_locks::FileLocks;
 use lead::Lead;
 use memory::{Memory, Polled};
 use peers::{States, Wanted};
 pub(crate) use process_now::ProcessNow;
 pub use program::SwitchCounts;
+pub(crate) use program::waiter;
 use sockets::Networks;
 
 /// Maximum number of waits whose objects are read.
@@ -87,7 +91,7 @@ pub(crate) fn read(mut waiters: Vec<Waiter>) -> Objects {
     let (sender, receiver) = mpsc::channel();
     let of_reader = Arc::clone(&shared);
     let reader = thread::Builder::new().name("whylate-objects".to_owned()).spawn(move || {
-        Reader::new(&waiters, &of_reader).read();
+        Reader::new(&waiters, &of_reader).read(true);
         IS_READING.store(false, Ordering::Release);
         let _ = sender.send(());
     });
@@ -96,6 +100,14 @@ pub(crate) fn read(mut waiters: Vec<Waiter>) -> Objects {
     }
     let _ = receiver.recv_timeout(MAX_WAIT);
     std::mem::take(&mut *shared.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// Returns the objects of waits, on this thread, which a bug of a file system may hang. Without `with_peers`, no other
+/// process is looked at.
+pub(crate) fn read_here(waiters: &[Waiter], with_peers: bool) -> Vec<Option<Object>> {
+    let shared = Mutex::new(Objects { found: vec![None; waiters.len()], unread: waiters.len() as u64 });
+    Reader::new(waiters, &shared).read(with_peers);
+    shared.into_inner().unwrap_or_else(PoisonError::into_inner).found
 }
 
 /// An object of a waiter, or one of several.
@@ -118,7 +130,7 @@ impl<'a> Reader<'a> {
         Reader { waiters, shared, leads: Vec::new(), budget: Budget::new() }
     }
 
-    fn read(&mut self) {
+    fn read(&mut self, with_peers: bool) {
         let mut in_memory = Vec::new();
         for (at, waiter) in self.waiters.iter().enumerate() {
             if !self.budget.has_time() {
@@ -142,7 +154,9 @@ impl<'a> Reader<'a> {
             }
         }
         self.describe_sockets();
-        self.find_peers();
+        if with_peers {
+            self.find_peers();
+        }
     }
 
     /// Reads the object of a wait, unless its thread has run.
@@ -223,9 +237,14 @@ impl<'a> Reader<'a> {
         // Without all descriptors, those that were seen are still right.
         wanted.scan(&mut found, &mut self.budget);
         let mut states = States::new(&self.budget);
+        let mut locks = None;
         for (at, (slot, lead)) in self.leads.iter().enumerate() {
             let own = self.waiters[slot.waiter].pid;
             let (peers, others) = match lead {
+                Lead::LockHolder { path } => {
+                    let locks = locks.get_or_insert_with(FileLocks::read);
+                    (locks.holder_of(own, path).map(|process| Peer { process, others: 0 }).into_iter().collect(), 0)
+                }
                 Lead::Thread(tid) => {
                     let process = ProcessNow::of_thread(own, *tid);
                     (vec![Peer { process, others: 0 }], 0)
@@ -309,6 +328,12 @@ impl Waiter {
         match *target {
             Target::Descriptor(descriptor, direction) => {
                 let found = descriptor::object_of(self.pid, descriptor, direction, &self.kernel)?;
+                if let (ObjectKind::File, Some(path)) = (found.0.kind, &found.0.path)
+                    && is_for_file_lock(&self.kernel)
+                {
+                    let lead = Lead::LockHolder { path: path.clone() };
+                    return Some(alone((Object { kind: ObjectKind::FileLock, ..found.0 }, Some(lead))));
+                }
                 descriptor::agrees(found.0.kind, &self.kernel).then(|| alone(found))
             }
             Target::Poll { array, count, timeout } => {

@@ -44,7 +44,11 @@ impl<'a> Wanted<'a> {
                 Lead::Pipe { link, .. } | Lead::Fifo { link, .. } => link.clone(),
                 Lead::PeerSocket { inode } => format!("socket:[{inode}]"),
                 Lead::Fuse { .. } => FUSE_DEVICE.to_owned(),
-                Lead::Socket { .. } | Lead::Listener { .. } | Lead::Processes(_) | Lead::Thread(_) => continue,
+                Lead::Socket { .. }
+                | Lead::Listener { .. }
+                | Lead::LockHolder { .. }
+                | Lead::Processes(_)
+                | Lead::Thread(_) => continue,
             };
             wanted.by_link.entry(link).or_default().push(Seeker { at, lead });
         }

@@ -38,7 +38,7 @@ impl SwitchCounts {
 }
 
 /// Returns a thread that waits in a system call.
-fn waiter(pid: u32, tid: u32, switches: u64) -> Option<Waiter> {
+pub(crate) fn waiter(pid: u32, tid: u32, switches: u64) -> Option<Waiter> {
     let file = |name: &str| format!("/proc/{pid}/task/{tid}/{name}");
     let syscall = Call::parse(&fs::read_to_string(file("syscall")).ok()?)?.name;
     let stack = fs::read_to_string(file("stack")).unwrap_or_default();

@@ -9,7 +9,6 @@ use whylate_model::snapshot::Sleeper;
 use whylate_model::wait::is_for_file_lock;
 use whylate_model::{ActorName, LateEvent, Series, Snapshot, Stack, WaitClass};
 
-use super::file_locks::FileLocks;
 use super::holders::{self, Holders};
 use super::named::StackNamer;
 use super::sampler::{Met, SampledInterval, Sampler};
@@ -20,7 +19,7 @@ use super::{INFO, OffcpuOptions, TRACE, tracers};
 use crate::kernel::attach::{Meter, PlainData};
 use crate::kernel::clock;
 use crate::kernel::pid_namespace;
-use crate::objects::{self, Waiter};
+use crate::objects::{self, FileLocks, Waiter};
 use crate::source::session::Session;
 use crate::source::{AttachError, Attached};
 

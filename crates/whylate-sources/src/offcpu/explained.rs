@@ -51,6 +51,7 @@ impl Attached for Explained {
             *snapshot.lost.entry(reason.to_owned()).or_default() += count;
         }
         self.waits.report_unexplained(&mut snapshot);
+        self.waits.report_programs(&mut snapshot);
         Ok(snapshot)
     }
 

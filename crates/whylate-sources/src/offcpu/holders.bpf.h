@@ -7,20 +7,7 @@
  */
 #pragma once
 
-enum lock_kind {
-	LOCK_NONE,
-	LOCK_MUTEX,
-	/* The last thread that took it may have released it. */
-	LOCK_SEMAPHORE,
-	/* Held by a writer. */
-	LOCK_RWSEM,
-	/* Held by readers. The owner word names the last reader that took it, which may have released it. */
-	LOCK_RWSEM_READERS,
-	/* Of the kernel, or of a PI futex. */
-	LOCK_RT_MUTEX,
-	/* The thread flushes a work item that a worker runs. */
-	LOCK_WORK_ITEM,
-};
+#include "lock_owner.bpf.h"
 
 enum holders_walk {
 	HOLDERS_FIND,
@@ -28,31 +15,10 @@ enum holders_walk {
 	HOLDERS_REPORT,
 };
 
-/* Flags in the owner words of mutexes and rwsems (kernel/locking). */
-enum {
-	/* Handed off to that thread, which has not woken yet. */
-	MUTEX_PICKUP = 4,
-	OWNER_FLAGS = 7,
-	RWSEM_READER_OWNED = 1,
-	RWSEM_WRITER_LOCKED = 1,
-	RWSEM_READERS_SHIFT = 8,
-	RT_MUTEX_HAS_WAITERS = 1,
-};
-
 enum holders_limits {
 	/* Waiters and holders. */
 	HOLDERS = 65536,
 	BARRIERS = 8,
-};
-
-/* A waiter. A holder that does not wait has an all-zero entry. */
-struct wait_for {
-	/* Address of the lock, or the function of the work item. */
-	u64 lock;
-	u64 holder;
-	u64 switches;
-	u32 kind;
-	u32 is_confirmed;
 };
 
 struct holder_now {
@@ -87,8 +53,6 @@ struct {
 
 /* wq_barrier_func(); 0: threads that flush a work item are not found. */
 const volatile u64 barrier_function = 0;
-const volatile bool has_mutex_in_blocked_on = false;
-
 u32 holders_walk = 0;
 
 /* By the thread's address. */
@@ -99,65 +63,6 @@ struct {
 	__type(key, u64);
 	__type(value, struct wait_for);
 } wait_by_thread SEC(".maps");
-
-static __always_inline bool set_holder(struct wait_for *wait, enum lock_kind kind, u64 holder)
-{
-	wait->kind = kind;
-	wait->holder = holder;
-	return holder != 0;
-}
-
-/* Without readers in `count`, `owner` may still name one that has released the lock. */
-static __always_inline bool read_rwsem(struct wait_for *wait)
-{
-	const struct rw_semaphore *lock = (const void *)wait->lock;
-	u64 count, owner;
-
-	if (!bpf_core_field_exists(lock->count) || !bpf_core_field_exists(lock->owner))
-		return false;
-	count = BPF_CORE_READ(lock, count.counter);
-	owner = BPF_CORE_READ(lock, owner.counter);
-	if (count & RWSEM_WRITER_LOCKED)
-		return !(owner & RWSEM_READER_OWNED) && set_holder(wait, LOCK_RWSEM, owner & ~(u64)OWNER_FLAGS);
-	return count >> RWSEM_READERS_SHIFT && owner & RWSEM_READER_OWNED &&
-	       set_holder(wait, LOCK_RWSEM_READERS, owner & ~(u64)OWNER_FLAGS);
-}
-
-static __always_inline bool read_mutex(struct wait_for *wait)
-{
-	const struct mutex *lock = (const void *)wait->lock;
-	u64 owner;
-
-	if (!bpf_core_field_exists(lock->owner))
-		return false;
-	owner = BPF_CORE_READ(lock, owner.counter);
-	return !(owner & MUTEX_PICKUP) && set_holder(wait, LOCK_MUTEX, owner & ~(u64)OWNER_FLAGS);
-}
-
-/* Whether the lock on which a thread blocks names its owner. A lock that was freed reads as 0. */
-static __always_inline bool read_lock(const struct task_struct *task, struct wait_for *wait)
-{
-	u64 blocker;
-
-	if (bpf_core_field_exists(task->pi_blocked_on) && task->pi_blocked_on) {
-		const struct rt_mutex_base *lock = BPF_CORE_READ(task, pi_blocked_on, lock);
-
-		wait->lock = (u64)lock;
-		return set_holder(wait, LOCK_RT_MUTEX, (u64)BPF_CORE_READ(lock, owner) & ~(u64)RT_MUTEX_HAS_WAITERS);
-	}
-	blocker = blocker_of(task, has_mutex_in_blocked_on);
-	if (!blocker)
-		return false;
-	wait->lock = blocker & ~(u64)BLOCKER_KINDS;
-	switch (blocker & BLOCKER_KINDS) {
-	case BLOCKER_MUTEX:
-		return read_mutex(wait);
-	case BLOCKER_SEMAPHORE:
-		return set_holder(wait, LOCK_SEMAPHORE, last_holder_of(wait->lock));
-	default:
-		return read_rwsem(wait);
-	}
-}
 
 static __always_inline void keep_wait(u64 thread, const struct wait_for *wait)
 {

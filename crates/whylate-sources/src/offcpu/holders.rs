@@ -4,8 +4,7 @@
 use std::collections::HashMap;
 
 use anyhow::Context as _;
-use libbpf_rs::btf::types::{Ptr, Struct};
-use libbpf_rs::{Btf, Link, MapCore, ReferencesType as _};
+use libbpf_rs::{Btf, Link, MapCore};
 use whylate_model::ActorName;
 use whylate_model::holders::{Chain, Holder, Lock, MAX_LINKS, Thread, chain};
 
@@ -14,6 +13,7 @@ use super::skel::types::{holder_now, holders_walk, lock_kind, rodata};
 use super::stack::plain;
 use super::state;
 use crate::kernel::attach::{self, read_plain};
+use crate::kernel::lock_owners::{has_mutex_in_blocked_on, target_of};
 use crate::kernel::symbols::{self, KernelSymbols};
 use crate::kernel::syscalls;
 use crate::kernel::thread_iterator::iterate;
@@ -52,7 +52,7 @@ pub(super) fn recorded_owners() -> Result<RecordedOwners, AttachError> {
     Ok(if has("task_struct", "blocker") || !has("mutex", "owner") {
         // With PREEMPT_RT mutexes and semaphores contain an rt_mutex.
         RecordedOwners::All
-    } else if has("task_struct", "blocker_mutex") || has_mutex_in_blocked_on(&types) {
+    } else if has("task_struct", "blocker_mutex") || has_mutex_in_blocked_on()? {
         RecordedOwners::Mutexes
     } else {
         RecordedOwners::Neither
@@ -64,21 +64,8 @@ pub(super) fn configure(settings: &mut rodata) -> Result<(), AttachError> {
     if let [Some(code)] = symbols::code_of(BARRIER) {
         settings.barrier_function = code.start;
     }
-    settings.has_mutex_in_blocked_on = has_mutex_in_blocked_on(&Btf::from_vmlinux()?);
+    settings.has_mutex_in_blocked_on = has_mutex_in_blocked_on()?;
     Ok(())
-}
-
-/// Returns whether `task_struct.blocked_on` points to a mutex. Up to 6.16 a debug field of that name is unrelated.
-fn has_mutex_in_blocked_on(types: &Btf<'_>) -> bool {
-    target_of(types, "task_struct", "blocked_on").is_some_and(|target| target == "mutex")
-}
-
-/// Returns the structure that a field points to, empty if it is no pointer to one; `None` if there is no such field.
-fn target_of(types: &Btf<'_>, of: &str, field: &str) -> Option<String> {
-    let of: Struct<'_> = types.type_by_name(of)?;
-    let ty = of.iter().find(|member| member.name.is_some_and(|name| name == field))?.ty;
-    let target = types.type_by_id::<Ptr<'_>>(ty).map(|pointer| pointer.referenced_type().skip_mods_and_typedefs());
-    Some(target.and_then(|target| Some(target.name()?.to_string_lossy().into_owned())).unwrap_or_default())
 }
 
 /// Walks over all threads three times (`holders.bpf.h`), or once if no thread waits for a holder.

@@ -14,7 +14,6 @@ mod code_files;
 mod disks;
 mod elf;
 mod explained;
-mod file_locks;
 #[cfg(feature = "fuzzing")]
 pub(crate) mod fuzzing;
 mod holders;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * In which system call each thread sleeps, once: of what began before anything was recorded. 0.2 us a thread.
+ * In which system call each thread sleeps: first of what began before anything was recorded, then of waits that last. 0.2 us a thread.
  */
 #include "kernel_types.h"
 #include <bpf/bpf_helpers.h>
@@ -9,6 +9,7 @@
 #include "compat.bpf.h"
 #include "registers.bpf.h"
 #include "pid_namespace.bpf.h"
+#include "lock_owner.bpf.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
@@ -19,15 +20,92 @@ enum {
 };
 
 struct thread_asleep {
-	/* Its number, as it is shown. */
+	/* Its number and that of its process, as they are shown. */
 	u32 tid;
+	u32 process;
 	s32 syscall;
+	/* Its number of switches, which is another one in its next wait. */
+	u32 switches;
+	/* enum lock_kind and enum lock_of, if it waits for a lock of the kernel whose owner is recorded. */
+	u32 lock;
+	u32 lock_of;
+	/* The number of the owner; 0: not known for certain. */
+	u32 holder;
+	/* The number of the process that created its process; 0: unknown. */
+	u32 parent;
+};
+
+/* What a lock is part of. */
+enum lock_of {
+	LOCK_OF_UNKNOWN,
+	/* The memory map of the process. */
+	LOCK_OF_MEMORY,
+	/* The inode of the descriptor that is the first argument of the system call. */
+	LOCK_OF_DESCRIPTOR,
 };
 
 /* Nothing is ever in it: it puts the type that user space shares into the skeleton. */
 struct {
 	struct thread_asleep thread_asleep;
+	enum lock_kind lock_kind;
+	enum lock_of lock_of;
 } layouts = {};
+
+static __always_inline u32 parent_of(const struct task_struct *task)
+{
+	u64 parent = (u64)BPF_CORE_READ(task, real_parent, group_leader);
+
+	return own_namespace ? number_by_address(&parent) : BPF_CORE_READ((const struct task_struct *)parent, pid);
+}
+
+static __always_inline bool is_of_memory(const struct task_struct *task, u64 lock)
+{
+	const struct mm_struct *memory = BPF_CORE_READ(task, mm);
+
+	if (!memory || !bpf_core_field_exists(memory->mmap_lock))
+		return false;
+	return lock == (u64)memory + bpf_core_field_offset(struct mm_struct, mmap_lock);
+}
+
+/* Whether it is the lock of the inode of this descriptor. */
+static __always_inline bool is_of_descriptor(const struct task_struct *task, u64 lock, u64 descriptor)
+{
+	const struct fdtable *table = BPF_CORE_READ(task, files, fdt);
+	const struct inode *inode;
+	struct file *file = NULL, **files;
+
+	if (!table || descriptor >= BPF_CORE_READ(table, max_fds))
+		return false;
+	files = BPF_CORE_READ(table, fd);
+	bpf_probe_read_kernel(&file, sizeof(file), files + descriptor);
+	inode = BPF_CORE_READ(file, f_inode);
+	return inode && lock == (u64)inode + bpf_core_field_offset(struct inode, i_rwsem);
+}
+
+/*
+ * The owner of a held mutex or rwsem has not exited, and the iterator holds the RCU read lock: its memory stays. A reader or the last
+ * holder of a semaphore may have exited, and may not hold it.
+ */
+static __always_inline void read_owner(struct thread_asleep *asleep, struct task_struct *task)
+{
+	struct wait_for wait = {};
+	const struct task_struct *holder;
+
+	if (!read_lock(task, &wait))
+		return;
+	asleep->lock = wait.kind;
+	if (wait.kind != LOCK_RT_MUTEX && is_of_memory(task, wait.lock))
+		asleep->lock_of = LOCK_OF_MEMORY;
+	else if (asleep->syscall >= 0 && is_of_descriptor(task, wait.lock, first_argument_of(task)))
+		asleep->lock_of = LOCK_OF_DESCRIPTOR;
+	if (wait.kind == LOCK_SEMAPHORE || wait.kind == LOCK_RWSEM_READERS)
+		return;
+	holder = (const struct task_struct *)wait.holder;
+	if (own_namespace)
+		asleep->holder = number_by_address(&wait.holder);
+	else
+		asleep->holder = BPF_CORE_READ(holder, pid);
+}
 
 SEC("iter/task")
 int on_each_thread(struct bpf_iter__task *ctx)
@@ -40,9 +118,13 @@ int on_each_thread(struct bpf_iter__task *ctx)
 	if (task->on_cpu || !(task->__state & ~TASK_WAKING))
 		return 0;
 	asleep.syscall = syscall_of(task);
-	if (asleep.syscall < 0)
+	read_owner(&asleep, task);
+	if (asleep.syscall < 0 && !asleep.lock)
 		return 0;
 	asleep.tid = shown_number(task);
+	asleep.process = shown_process(task);
+	asleep.parent = parent_of(task);
+	asleep.switches = task->nvcsw + task->nivcsw;
 	bpf_seq_write(ctx->meta->seq, &asleep, sizeof(asleep));
 	return 0;
 }

@@ -1,18 +1,22 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! System calls in which threads were already asleep when the recording started.
+//! Threads that are asleep in a system call; those that were when the recording started.
 
 use std::collections::HashMap;
 
 use anyhow::Context as _;
+use libbpf_rs::Link;
 use libbpf_rs::skel::{OpenSkel as _, SkelBuilder as _};
+use whylate_model::holders::Lock;
+use whylate_model::object::ObjectKind;
 use whylate_model::path::history::{RunSlice, SwitchIn};
 
-use self::skel::AsleepSkelBuilder;
-use self::skel::types::thread_asleep;
+use self::skel::types::{lock_kind, lock_of, thread_asleep};
+use self::skel::{AsleepSkel, AsleepSkelBuilder};
 use crate::kernel::attach::{self, PlainData};
 use crate::kernel::clock;
-use crate::kernel::pid_namespace;
+use crate::kernel::lock_owners::has_mutex_in_blocked_on;
 use crate::kernel::thread_iterator::iterate;
+use crate::kernel::{pid_namespace, syscalls};
 
 #[allow(missing_docs, unsafe_code, clippy::all, clippy::unwrap_used, clippy::undocumented_unsafe_blocks)]
 mod skel {
@@ -41,25 +45,94 @@ struct Thread {
     woken_ns: Option<u64>,
 }
 
-impl Asleep {
-    /// Returns the threads that are asleep now.
-    pub(super) fn now() -> anyhow::Result<Self> {
+/// A thread that is asleep in a system call.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sleeper {
+    pub tid: u32,
+    /// PID of its process.
+    pub process: u32,
+    /// PID of the process that created that; 0 if unknown.
+    pub parent: u32,
+    /// Number of its switches so far.
+    pub switches: u32,
+    /// Number of the system call; negative outside of one.
+    pub syscall: i32,
+    /// The lock of the kernel that it waits for, if the kernel records the owner of that.
+    pub lock: Option<WaitedLock>,
+}
+
+/// A lock of the kernel.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct WaitedLock {
+    pub kind: ObjectKind,
+    pub lock: Lock,
+    /// TID of the thread that holds it, if that is certain.
+    pub holder: Option<u32>,
+}
+
+impl WaitedLock {
+    fn new(of: &thread_asleep) -> Option<Self> {
+        let lock = match lock_kind(of.lock) {
+            lock_kind::LOCK_MUTEX => Lock::Mutex,
+            lock_kind::LOCK_SEMAPHORE => Lock::Semaphore,
+            lock_kind::LOCK_RWSEM => Lock::Rwsem,
+            lock_kind::LOCK_RWSEM_READERS => Lock::RwsemReaders,
+            lock_kind::LOCK_RT_MUTEX if is_futex(of.syscall) => Lock::PiFutex,
+            lock_kind::LOCK_RT_MUTEX => Lock::RtMutex,
+            _ => return None,
+        };
+        let kind = match lock_of(of.lock_of) {
+            lock_of::LOCK_OF_MEMORY => ObjectKind::MemoryLock,
+            lock_of::LOCK_OF_DESCRIPTOR => ObjectKind::InodeLock,
+            _ => ObjectKind::KernelLock,
+        };
+        Some(WaitedLock { kind, lock, holder: Some(of.holder).filter(|&tid| tid != 0) })
+    }
+}
+
+fn is_futex(syscall: i32) -> bool {
+    syscalls::name(syscall).is_some_and(|name| name == "futex")
+}
+
+/// Walks over the threads that are asleep in a system call.
+pub(super) struct Sleepers {
+    link: Link,
+    _skeleton: AsleepSkel<'static>,
+}
+
+impl Sleepers {
+    pub(super) fn load() -> anyhow::Result<Self> {
         let mut open = AsleepSkelBuilder::default().open(attach::open_object())?;
         let settings = open.maps.rodata_data.as_deref_mut().context("the BPF object has no settings")?;
         settings.own_namespace = pid_namespace::as_setting();
+        settings.has_mutex_in_blocked_on = has_mutex_in_blocked_on()?;
         let skeleton = open.load()?;
         let link = skeleton.progs.on_each_thread.attach()?;
-        let mut asleep = Asleep { began_ns: clock::monotonic_ns(), ..Asleep::default() };
-        iterate(&link, |bytes| {
-            for record in bytes.chunks_exact(size_of::<thread_asleep>()).filter_map(attach::read_plain::<thread_asleep>)
-            {
-                if asleep.threads.len() < THREADS {
-                    asleep.threads.insert(record.tid, Thread { syscall: record.syscall, woken_ns: None });
+        Ok(Sleepers { link, _skeleton: skeleton })
+    }
+
+    /// Returns the threads that are asleep now, up to a limit.
+    pub(super) fn walk(&self) -> anyhow::Result<Vec<Sleeper>> {
+        let mut all = Vec::new();
+        iterate(&self.link, |bytes| {
+            let records = bytes.chunks_exact(size_of::<thread_asleep>());
+            for of in records.filter_map(attach::read_plain::<thread_asleep>) {
+                if all.len() < THREADS {
+                    let thread_asleep { tid, process, parent, syscall, switches, .. } = of;
+                    all.push(Sleeper { tid, process, parent, switches, syscall, lock: WaitedLock::new(&of) });
                 }
             }
         })?;
-        asleep.ended_ns = clock::monotonic_ns();
-        Ok(asleep)
+        Ok(all)
+    }
+}
+
+impl Asleep {
+    /// Collects the threads that a walk has found, which began at `began_ns` and has just ended.
+    pub(super) fn new(began_ns: u64, found: &[Sleeper]) -> Self {
+        let thread = |of: &Sleeper| (of.tid, Thread { syscall: of.syscall, woken_ns: None });
+        let threads = found.iter().filter(|of| of.syscall >= 0).map(thread).collect();
+        Asleep { began_ns, ended_ns: clock::monotonic_ns(), threads }
     }
 
     /// Adds a later run slice of a thread. Slices are in order of time only within each CPU.

@@ -2,6 +2,7 @@
 //! Paths through the scheduling timeline: its recorder while a command runs, and names for its IDs.
 
 mod asleep;
+mod lasting;
 mod names;
 mod program;
 mod ran;

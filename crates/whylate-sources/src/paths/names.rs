@@ -5,11 +5,13 @@ use std::collections::HashMap;
 use std::fs;
 
 use whylate_model::Cgroup;
-use whylate_model::path::Names;
+use whylate_model::object::Object;
 use whylate_model::path::history::{Blocked, Name};
+use whylate_model::path::{Names, WaitSpan};
 use whylate_model::thread::{ActorName, OUTSIDE};
 
 use super::asleep::Calls;
+use super::lasting::ReadObjects;
 use crate::kernel::cgroups::Cgroups;
 use crate::kernel::pid_namespace;
 use crate::kernel::symbols::KernelSymbols;
@@ -27,6 +29,7 @@ pub struct PathNames {
     has_proc: Option<bool>,
     /// System calls of waits that started before recording did.
     earlier: Calls,
+    objects: ReadObjects,
 }
 
 impl PathNames {
@@ -37,12 +40,13 @@ impl PathNames {
             cgroups: Cgroups::default(),
             has_proc: None,
             earlier: Calls::default(),
+            objects: ReadObjects::default(),
         }
     }
 
-    /// Adds the system calls that threads waited in before anything was recorded.
-    pub(super) fn knows(&mut self, earlier: Calls) {
-        self.earlier = earlier;
+    /// Adds the system calls that threads waited in before anything was recorded, and the objects of waits.
+    pub(super) fn knows(&mut self, earlier: Calls, objects: ReadObjects) {
+        (self.earlier, self.objects) = (earlier, objects);
     }
 
     /// Returns the current name of the thread.
@@ -90,6 +94,10 @@ impl Names for PathNames {
         let earlier = || self.earlier.get(&(tid, woken_ns)).copied().filter(|_| *blocked == Blocked::default());
         let number = blocked.syscall.map(i32::from).or_else(earlier);
         (number.and_then(syscalls::name), Vec::new())
+    }
+
+    fn object(&mut self, wait: WaitSpan, via: Option<&str>) -> Option<Object> {
+        self.objects.of(wait, via, self.earlier.contains_key(&(wait.tid, wait.woken_ns)))
     }
 }
 

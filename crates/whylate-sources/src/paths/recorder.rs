@@ -13,6 +13,7 @@ use whylate_model::path::packed::Packed;
 use whylate_model::path::stolen::Spread;
 
 use super::asleep::Asleep;
+use super::lasting::LastingWaits;
 use super::names::PathNames;
 use super::ran::RanThreads;
 use crate::cpu_account::{Edges, Stream};
@@ -47,6 +48,7 @@ pub struct Recorder {
     file_bytes: u64,
     births: Births,
     asleep: Asleep,
+    lasting: LastingWaits,
     deaths: Vec<(u32, u64)>,
     ran: RanThreads,
     /// Start of the span that is explained.
@@ -87,8 +89,7 @@ impl Recorder {
         // At the end of the span, the user waits for the answer.
         symbols.load();
         let names = PathNames::new(symbols);
-        // Without them, these waits are ones that began earlier.
-        let asleep = Asleep::now().unwrap_or_default();
+        let (lasting, asleep) = LastingWaits::start();
         Ok(Recorder {
             edges,
             stream,
@@ -96,6 +97,7 @@ impl Recorder {
             file_bytes: 0,
             births: Births::default(),
             asleep,
+            lasting,
             deaths: Vec::new(),
             ran: RanThreads::default(),
             span_from_ns: u64::MAX,
@@ -139,6 +141,16 @@ impl Recorder {
         self.span_from_ns = at_ns;
     }
 
+    /// Also names the objects of waits of these threads that have begun already.
+    pub fn wants(&self, threads: impl Iterator<Item = u32>) {
+        self.lasting.want(threads);
+    }
+
+    /// Reads no further objects: what is read of other processes from now on is not in the recording.
+    pub fn span_ends(&mut self) {
+        self.lasting.end();
+    }
+
     /// Returns whether the recording shows why the thread is stopped, if it is: the thread ran in the span, and no
     /// tracer stopped it. Who the tracer is, the recording does not show.
     pub fn shows_stop(&self, tid: u32) -> bool {
@@ -155,8 +167,10 @@ impl Recorder {
         for (reason, count) in self.edges.take_lost() {
             *self.lost.entry(reason.to_owned()).or_default() += count;
         }
-        let Recorder { past, births, asleep, deaths, mut lost, mut names, .. } = self;
-        names.knows(asleep.calls());
+        let Recorder { past, births, asleep, lasting, deaths, mut lost, mut names, .. } = self;
+        let objects = lasting.take();
+        lost.insert("wait_objects_unread".to_owned(), objects.unread);
+        names.knows(asleep.calls(), objects);
         lost.insert("births_full".to_owned(), births.lost);
         lost.insert("records_given_up".to_owned(), past.given_up());
         Recorded { past: Spread::new(past), births, deaths, lost, names }

@@ -6,6 +6,7 @@
 #[cfg(feature = "fuzzing")]
 pub(crate) mod fuzzing;
 mod limits;
+mod programs;
 mod sleeps;
 
 use std::mem::offset_of;
@@ -20,6 +21,7 @@ use whylate_model::path::history::{Move, Moves};
 use whylate_model::thread::{self, ActorName};
 use whylate_model::{Labels, LateEvent, Occupancy, Snapshot};
 
+use self::programs::ProgramShares;
 use self::skel::RunnableSkelBuilder;
 use self::skel::types::{runnable_wait, thread_role};
 use self::sleeps::BlockedWaits;
@@ -30,6 +32,7 @@ use crate::kernel::clock;
 use crate::kernel::pid_namespace;
 use crate::kernel::records::Records;
 use crate::kernel::symbols::KernelSymbols;
+use crate::source::explain_budget::ExplainBudget;
 use crate::source::session::Session;
 use crate::source::{AttachError, Threads};
 
@@ -42,9 +45,6 @@ mod skel {
 const MAX_INTERVALS_BEFORE: usize = 1024;
 /// Maximum time from a migration to a late interrupt that shows that interrupts were off until it.
 const LATE_INTERRUPT_NS: u64 = 1_000_000;
-/// Ring buffer size for late waits with their windows, in bytes.
-const LATE_BYTES: u32 = 4 << 20;
-
 // SAFETY: integers and arrays of integers only.
 #[allow(unsafe_code)]
 unsafe impl PlainData for runnable_wait {}
@@ -76,12 +76,15 @@ pub(crate) struct Waits {
     account: Account,
     symbols: KernelSymbols,
     keep_evidence: bool,
+    budget: ExplainBudget,
     /// Truncated records since the last report.
     cut_short: u64,
     /// Waits with an unseen start, as far as reported.
     unseen_reported: u64,
     /// Blocked waits, if they are explained.
     sleeps: Option<BlockedWaits>,
+    /// Programs by the share of time that they are held up, in the overview.
+    programs: Option<ProgramShares>,
     /// Blocked waits dropped by the programs, as far as reported.
     sleeps_lost_reported: u64,
     /// Events that were explained before a drain.
@@ -112,7 +115,7 @@ impl Waits {
             (settings.wanted_process_name, settings.has_wanted_process_name) = (attach::kept_name(name), true);
         }
         account.share_with(open.open_object_mut())?;
-        open.maps.runnable_waits.set_max_entries(LATE_BYTES)?;
+        open.maps.runnable_waits.set_max_entries(account.late_bytes())?;
         let skeleton = open.load()?;
         account.watch_unexplained(skeleton.maps.unexplained_events.as_fd())?;
         let records = Records::new(&skeleton.maps.runnable_waits)?;
@@ -125,9 +128,11 @@ impl Waits {
             account,
             symbols: session.symbols(),
             keep_evidence: wanted.keep_evidence,
+            budget: session.explain_budget(),
             cut_short: 0,
             unseen_reported: 0,
             sleeps: wanted.explain_sleeps_over_ns.map(|over_ns| BlockedWaits::new(over_ns, wanted, session.symbols())),
+            programs: wanted.held_up_alone.then(|| ProgramShares::new(&session.symbols())),
             sleeps_lost_reported: 0,
             explained: Vec::new(),
             skeleton,
@@ -139,6 +144,10 @@ impl Waits {
         self.explained.drain(..).for_each(&mut *each);
         self.records.poll(wait)?;
         while let Some(record) = self.records.next() {
+            let Some(_spending) = self.budget.spend() else {
+                self.leave_unexplained(&record);
+                continue;
+            };
             if let Some(sleeps) = &mut self.sleeps
                 && sleeps.add_record(&record, &self.account)
             {
@@ -149,10 +158,34 @@ impl Waits {
                 None => self.cut_short += 1,
             }
         }
-        if let Some(sleeps) = &mut self.sleeps {
+        if let Some(sleeps) = &mut self.sleeps
+            && let Some(_spending) = self.budget.spend()
+        {
             sleeps.explain_within_budget(&self.account, each);
         }
+        // Reading has a budget of its own.
+        if let Some(programs) = &mut self.programs {
+            programs.read(&self.account);
+        }
         Ok(())
+    }
+
+    /// Adds what programs did since the last call; `stacks` were sampled at the same time.
+    pub(crate) fn report_programs(&mut self, snapshot: &mut Snapshot) {
+        if let Some(programs) = &mut self.programs {
+            snapshot.programs = programs.take(&self.account, &snapshot.stacks);
+        }
+    }
+
+    /// Counts a record that there is no budget to explain.
+    fn leave_unexplained(&mut self, record: &[u8]) {
+        let late_for_cpu_ns = padded_record(record).filter(|record| record.window.count > 0);
+        match (late_for_cpu_ns, &mut self.sleeps) {
+            (Some(late), _) => self.account.leave_unexplained(late.running_ns.saturating_sub(late.runnable_ns)),
+            // Whether a blocked wait is late is not known before it is explained.
+            (None, Some(sleeps)) => sleeps.leave_unseen(),
+            (None, None) => self.cut_short += 1,
+        }
     }
 
     /// Returns the number of waits lost since the last call, by reason.
@@ -166,6 +199,7 @@ impl Waits {
         let mut lost = vec![("late_events", late), ("unseen_wakeups", unseen.saturating_sub(before))];
         if let Some(of) = &mut self.sleeps {
             // Waits not explained by now would fall out of this span.
+            let _spending = self.budget.spend();
             of.explain(&self.account, &mut |event| self.explained.push(event));
             lost.push(("unseen_sleeps", of.take_unseen() + sleeps.saturating_sub(sleeps_before)));
         }

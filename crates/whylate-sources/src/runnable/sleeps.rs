@@ -263,6 +263,11 @@ impl BlockedWaits {
         each(event);
     }
 
+    /// Counts a wait that is not explained.
+    pub(super) fn leave_unseen(&mut self) {
+        self.unseen += 1;
+    }
+
     pub(super) fn take_unseen(&mut self) -> u64 {
         std::mem::take(&mut self.unseen)
     }
@@ -311,9 +316,17 @@ impl Limits for ThrottleLimits {
 }
 
 /// Resolves names for a path, from recorded waits and `/proc`.
-struct PathNameSource<'a> {
+pub(super) struct PathNameSource<'a> {
     names: &'a mut PathNames,
     known: &'a VecDeque<RecordedWait>,
+}
+
+impl<'a> PathNameSource<'a> {
+    /// Resolves names without recorded waits.
+    pub(super) fn of_names(names: &'a mut PathNames) -> Self {
+        static NONE: VecDeque<RecordedWait> = VecDeque::new();
+        PathNameSource { names, known: &NONE }
+    }
 }
 
 impl Names for PathNameSource<'_> {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The interface of sources: a description, a way to attach, and snapshots from then on.
 
+pub(crate) mod explain_budget;
 pub(crate) mod floors;
 pub mod session;
 

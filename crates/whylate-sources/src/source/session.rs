@@ -13,6 +13,7 @@ use crate::kernel::clock;
 use crate::kernel::cpu_choice::Choice;
 use crate::kernel::pid_namespace;
 use crate::kernel::symbols::{KernelSymbols, ReadOnce};
+use crate::source::explain_budget::ExplainBudget;
 use crate::source::{AttachError, Need};
 
 /// State that exists once, however many sources measure. The CPU account costs as much for several sources as for one;
@@ -21,9 +22,10 @@ pub struct Session {
     host: String,
     /// Whether several sources measure.
     has_several: bool,
-    account: SharedAccount,
+    account: Rc<SharedAccount>,
     kernel: RefCell<Option<KernelFacts>>,
     symbols: KernelSymbols,
+    explain_budget: ExplainBudget,
     /// `Some` until all sources are attached.
     read_once: RefCell<Option<ReadOnce>>,
 }
@@ -49,11 +51,30 @@ impl Session {
         Session {
             host,
             has_several,
-            account: SharedAccount::new(has_several, asked_cpus),
+            account: Rc::new(SharedAccount::new(has_several, asked_cpus)),
             kernel: RefCell::default(),
             symbols: KernelSymbols::default(),
+            explain_budget: ExplainBudget::default(),
             read_once: RefCell::new(has_several.then(ReadOnce::begin)),
         }
+    }
+
+    /// Returns the same session for a source that attaches programs later.
+    pub(crate) fn for_later(&self) -> Session {
+        Session {
+            host: self.host.clone(),
+            has_several: self.has_several,
+            account: Rc::clone(&self.account),
+            kernel: RefCell::default(),
+            symbols: self.symbols(),
+            explain_budget: self.explain_budget.clone(),
+            read_once: RefCell::default(),
+        }
+    }
+
+    /// Returns whether several sources measure.
+    pub(crate) fn has_several(&self) -> bool {
+        self.has_several
     }
 
     /// Returns the host name of the machine.
@@ -68,6 +89,18 @@ impl Session {
     /// Fails if a requested CPU cannot be used, or the kernel does not list its CPUs.
     pub fn cpus(&self, asked: &[u32]) -> Result<Rc<Choice>, AttachError> {
         self.account.cpus(asked)
+    }
+
+    /// Limits the CPU time in which late events are explained to a share of the machine, in parts per million. Events
+    /// beyond that count as unexplained. Without this there is no limit.
+    pub fn limit_explaining(&self, share_ppm: u32) {
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        self.explain_budget.limit(share_ppm, cpus);
+    }
+
+    /// Returns the budget of explaining, shared by all sources.
+    pub(crate) fn explain_budget(&self) -> ExplainBudget {
+        self.explain_budget.clone()
     }
 
     /// Returns the CPU account of the session.
@@ -97,8 +130,16 @@ impl Session {
     /// Fails if the kernel refuses a BPF program.
     pub fn begin(&self) -> Result<(), AttachError> {
         *self.kernel.borrow_mut() = None;
+        // The symbols are read again for names, which those of the programs attached since are among.
+        self.symbols.find_fixed_code();
         *self.read_once.borrow_mut() = None;
         self.account.begin()
+    }
+
+    /// Detaches the account before sources are dropped: the kernel then waits for no program of theirs that the account
+    /// called.
+    pub fn end(&self) {
+        self.account.end();
     }
 
     /// Returns the number of events that the account has lost since the last call, by reason.

@@ -28,6 +28,6 @@ pub fn looks(bytes: &[u8]) {
         thread_states(&records, &BTreeMap::new(), TICKS_A_SECOND, &mut Cgroups::default())
     };
     let (before, after) = bytes.split_at(bytes.len() / 2);
-    series(&look(before, false), &look(after, false), INTERVAL_NS);
-    series(&ThreadStates::new(), &look(before, true), INTERVAL_NS);
+    series(&look(before, false), &look(after, false), INTERVAL_NS, false);
+    series(&ThreadStates::new(), &look(before, true), INTERVAL_NS, true);
 }

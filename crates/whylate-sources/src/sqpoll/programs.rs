@@ -23,8 +23,6 @@ use crate::kernel::symbols::code_of;
 use crate::source::AttachError;
 use crate::source::session::Session;
 
-/// Ring buffer size for late events with their windows, in bytes.
-const LATE_BYTES: u32 = 4 << 20;
 /// Function that submits requests.
 const SUBMIT: &str = "io_submit_sqes";
 /// Functions that run completions: from 6.9 on, and before.
@@ -107,7 +105,7 @@ impl Programs {
         select_programs(&mut open, way, kernel)?;
         if let Some(account) = &account {
             account.share_with(open.open_object_mut())?;
-            open.maps.runnable_waits.set_max_entries(LATE_BYTES)?;
+            open.maps.runnable_waits.set_max_entries(account.late_bytes())?;
         } else {
             open.maps.account_by_cpu.set_max_entries(cpus::highest_possible().context("cannot list the CPUs")? + 1)?;
         }

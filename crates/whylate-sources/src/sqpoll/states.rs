@@ -41,14 +41,22 @@ pub(super) struct RingState {
 
 pub(super) type ThreadStates = HashMap<SqThread, ThreadState>;
 
-/// Makes the series of the time between two reads, by process and thread.
-pub(super) fn series(before: &ThreadStates, after: &ThreadStates, interval_ns: u64) -> Vec<Series> {
+/// Makes the series of the time between two reads, by process and thread. With `is_late`, the first read was after the
+/// interval began.
+pub(super) fn series(before: &ThreadStates, after: &ThreadStates, interval_ns: u64, is_late: bool) -> Vec<Series> {
     let mut threads: Vec<(&SqThread, &ThreadState)> = after.iter().collect();
     threads.sort_by_key(|&(thread, _)| thread);
-    threads.into_iter().flat_map(|(thread, now)| thread_series(thread, before.get(thread), now, interval_ns)).collect()
+    let of_thread = |(thread, now)| thread_series(thread, before.get(thread), now, interval_ns, is_late);
+    threads.into_iter().flat_map(of_thread).collect()
 }
 
-fn thread_series(thread: &SqThread, before: Option<&ThreadState>, now: &ThreadState, interval_ns: u64) -> Vec<Series> {
+fn thread_series(
+    thread: &SqThread,
+    before: Option<&ThreadState>,
+    now: &ThreadState,
+    interval_ns: u64,
+    is_late: bool,
+) -> Vec<Series> {
     let counters = &now.counters;
     let zero = Counters {
         at_ns: now.zero_ns,
@@ -72,7 +80,7 @@ fn thread_series(thread: &SqThread, before: Option<&ThreadState>, now: &ThreadSt
     put("rings", now.rings.len() as f64);
     // A read takes a while; threads in both are measured from one read to the next.
     let present = usage.duration_ns as f64 / interval_ns.max(1) as f64;
-    if (before.is_none() || now.has_ended) && present < 0.99 {
+    if (before.is_none() || now.has_ended || is_late) && present < 0.99 {
         put("present", present);
     }
     let rings = now.rings.iter().map(|ring| ring_series(&whole, ring, before, usage.duration_ns));
@@ -139,7 +147,7 @@ mod tests {
 
     fn between(before: Option<ThreadState>, after: ThreadState) -> Vec<Series> {
         let look = |seen: Option<ThreadState>| seen.into_iter().map(|seen| (THREAD, seen)).collect::<ThreadStates>();
-        series(&look(before), &look(Some(after)), 1_000)
+        series(&look(before), &look(Some(after)), 1_000, false)
     }
 
     #[test]
@@ -171,6 +179,13 @@ mod tests {
         assert!(!between(Some(seen(1_000, 0, 1)), seen(1_500, 0, 1))[0].values.contains_key("present"));
         let ended = ThreadState { has_ended: true, ..seen(1_500, 0, 1) };
         assert_eq!(between(Some(seen(1_000, 0, 1)), ended)[0].values["present"], 0.5);
+    }
+
+    #[test]
+    fn thread_found_late_is_present_from_the_first_read() {
+        let look = |seen: ThreadState| ThreadStates::from([(THREAD, seen)]);
+        let found = series(&look(seen(1_000, 400, 1)), &look(seen(1_500, 650, 1)), 1_000, true);
+        assert_eq!((found[0].values["present"], found[0].values["working"]), (0.5, 0.25));
     }
 
     #[test]

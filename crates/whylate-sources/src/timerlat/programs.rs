@@ -23,9 +23,6 @@ use crate::kernel::symbols::address_of;
 use crate::source::AttachError;
 use crate::source::session::Session;
 
-/// Size of the ring of late events with their windows, in bytes.
-const LATE_BYTES: u32 = 4 << 20;
-
 /// The attached programs, detached on drop.
 pub(super) struct Programs {
     _links: Vec<Link>,
@@ -61,7 +58,7 @@ impl Programs {
         open.maps.activation_by_cpu.set_max_entries(entries)?;
         if let Some(account) = &account {
             account.share_with(open.open_object_mut())?;
-            open.maps.late_activations.set_max_entries(LATE_BYTES)?;
+            open.maps.late_activations.set_max_entries(account.late_bytes())?;
         }
         let skeleton = open.load()?;
         if let Some(account) = &mut account {

@@ -27,9 +27,6 @@ use crate::kernel::symbols::KernelSymbols;
 use crate::source::session::{Session, Span};
 use crate::source::{AttachError, Attached};
 
-/// Size of the ring of late events with their windows, in bytes: hundreds of large ones, or thousands of small ones.
-const EXPLAINED_ITEMS_BYTES: u32 = 4 << 20;
-
 /// Every reason for a lost event, with its name in the output. The enum in `settings.bpf.h` explains them.
 const LOST: [(lost_reason, &str); 12] = [
     (lost_reason::LOST_UNMATCHED, "unmatched"),
@@ -208,7 +205,7 @@ fn prepare_to_explain(open: &mut OpenWqSkel<'_>, account: &Account) -> Result<()
     account.share_with(open.open_object_mut())?;
     open.maps.held_slots_by_quota.set_max_entries(explain_limits::HELD_SLOT_RINGS.0)?;
     open.maps.last_item_by_worker.set_max_entries(explain_limits::LAST_ITEMS.0)?;
-    open.maps.explained_items.set_max_entries(EXPLAINED_ITEMS_BYTES)?;
+    open.maps.explained_items.set_max_entries(account.late_bytes())?;
     Ok(())
 }
 

@@ -19,7 +19,8 @@ enum item_limits {
 	SET_ITEMS = 2,
 	HOME_SET_BITS = 12,
 	HOME_SETS = 1 << HOME_SET_BITS,
-	SPILL_SET_BITS = 16,
+	/* 32,768 items; the tables take 90 bytes for each. */
+	SPILL_SET_BITS = 14,
 	SPILL_SETS = 1 << SPILL_SET_BITS,
 	/* Number of sets of the second table in which an item may be. */
 	SPILL_PROBES = 8,

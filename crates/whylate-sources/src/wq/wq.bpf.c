@@ -494,9 +494,12 @@ int BPF_PROG(on_workqueue_queue_work, int req_cpu, struct pool_workqueue *pwq, s
 	struct placing placing = { .entry = NO_ENTRY };
 	u64 handler, now_ns;
 	u32 series;
+	bool is_bh;
 
 	if (!enabled)
 		return 0;
+	/* Before the paths part: see on_sched_switch of the CPU account. */
+	is_bh = measure_phases && pool_is_bh(pwq->pool);
 	handler = (u64)work->func;
 	if (has_wanted_handler && !handler_is_wanted(handler))
 		return 0;
@@ -510,7 +513,7 @@ int BPF_PROG(on_workqueue_queue_work, int req_cpu, struct pool_workqueue *pwq, s
 		return 0;
 	queued->handler = low_half(handler);
 	queued->series = series;
-	queued->flags = measure_phases && pool_is_bh(pwq->pool) ? ITEM_IS_BH : 0;
+	queued->flags = is_bh ? ITEM_IS_BH : 0;
 	if (late_over_ns || explain_over_ns)
 		record_queuer(ctx, placing.entry, (u64)pwq, placing.is_stamped && placing.keeps_queuer);
 	barrier();

@@ -9,7 +9,7 @@ use whylate_model::culprits::By;
 use whylate_model::late::Thresholds;
 use whylate_model::{Card, LateEvent, Snapshot};
 
-use crate::cli::values::{Cpus, at, duration_ns, seconds_ns};
+use crate::cli::values::{Cpus, at, duration_ns, seconds_ns, share_ppm};
 use crate::cli::{LATE, SUCCESS, UsageError};
 use crate::store::Span;
 use crate::store::times::{Given, given};
@@ -128,16 +128,24 @@ pub struct Record {
     pub output: Option<PathBuf>,
 }
 
-/// CPUs for whylate's own threads and timers, for commands that attach all sources.
+/// CPUs and CPU time for whylate itself, for commands that attach all sources.
 #[derive(Clone, Debug, Default, Args)]
 pub struct OwnCpus {
     /// CPUs on which irqsoff and timerlat measure, with timers and threads of their own, e.g. 0,2-5 [default: those that
     /// whylate may use, except isolated and nohz_full ones, and except those that run a real-time thread]
     #[arg(short, long, value_name = "CPUS")]
     cpus: Option<Cpus>,
+    /// Share of the machine's CPU time that explaining late events may take; further events are counted [default: 1%]
+    #[arg(long, value_name = "SHARE", value_parser = share_ppm, hide_short_help = true)]
+    budget: Option<u32>,
 }
 
 impl OwnCpus {
+    /// Returns the share of the machine for explaining, in parts per million, if given.
+    pub fn explain_ppm(&self) -> Option<u32> {
+        self.budget
+    }
+
     /// Returns the CPUs given by the user; empty for the default.
     pub fn asked(&self) -> Vec<u32> {
         self.cpus.as_ref().map_or_else(Vec::new, |cpus| cpus.0.clone())

@@ -1,32 +1,64 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `whylate doctor`: shows what this kernel supports.
+//! `whylate doctor`: shows what this kernel supports, and what whylate costs on this machine.
 
 use std::io::{self, BufWriter, Write};
+use std::ops::ControlFlow;
+use std::time::Duration;
 
+use anyhow::Context as _;
 use clap::Args;
+use whylate_sources::own_cost::{CostMeter, OwnCost};
 
+use crate::cli::values::duration_ns;
+use crate::engine::live::{Live, NOW_AND_THEN, Pace};
+use crate::engine::sources::{Sources, Wish};
+use crate::engine::ticks::{Sink, Tick, drive};
+use crate::engine::watch::Watch;
+use crate::json::write_line;
 use crate::render::text::fit::terminal_columns;
-use crate::render::text::{doctor, doctor_json};
+use crate::render::text::{doctor, doctor_json, own_cost};
 
 /// Show what this kernel can do, source by source, and what would enable more
 ///
-/// Changes nothing and needs no privileges: what it cannot find out is shown as unknown, with the reason.
+/// Changes nothing and needs no privileges: what it cannot find out is shown as unknown, with the reason. With --cost
+/// it measures as the overview does, which needs root.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 examples:
     # what each source uses here, and what would make it better
     whylate doctor
     # the same, for a bug report
-    whylate doctor --json")]
+    whylate doctor --json
+    # what whylate itself costs on this machine
+    whylate doctor --cost")]
 pub struct Arguments {
+    /// Measure with all sources for DURATION, and show what that costs by event [default: 5s]
+    #[arg(
+        long,
+        value_name = "DURATION",
+        value_parser = duration_ns,
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "5s"
+    )]
+    cost: Option<u64>,
     /// Write one JSON object on one line.
     #[arg(long)]
     json: bool,
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    let found = whylate_sources::probe();
     let mut out = BufWriter::new(io::stdout().lock());
+    if let Some(duration_ns) = arguments.cost {
+        let Some(cost) = cost(duration_ns)? else { return Ok(()) };
+        match arguments.json {
+            true => write_line(&mut out, &own_cost::object(&cost))?,
+            false => own_cost::write(&cost, terminal_columns(), &mut out)?,
+        }
+        out.flush()?;
+        return Ok(());
+    }
+    let found = whylate_sources::probe();
     if arguments.json {
         doctor_json::write(&found, &mut out)?;
     } else {
@@ -34,4 +66,28 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
     out.flush()?;
     Ok(())
+}
+
+/// Measures with all sources, and counts what that costs. Returns `None` if interrupted before.
+fn cost(duration_ns: u64) -> anyhow::Result<Option<OwnCost>> {
+    let watch = Watch::new().context("cannot watch for Ctrl-C")?;
+    let wish = Wish::default();
+    let Some(sources) = Sources::attach(&watch, &wish, "measure")? else { return Ok(None) };
+    let pace = Pace { duration: Some(Duration::from_nanos(duration_ns)), poll: Some(NOW_AND_THEN), ..Pace::default() };
+    let (mut live, _) = Live::begin(sources, &wish, watch, pace)?;
+    let meter = CostMeter::begin()?;
+    drive(&mut live, &mut Ignore)?;
+    let cost = meter.end()?;
+    live.finish()?;
+    Ok(Some(cost))
+}
+
+/// Sink that drops all ticks.
+struct Ignore;
+
+impl Sink for Ignore {
+    fn tick(&mut self, tick: Tick) -> anyhow::Result<ControlFlow<()>> {
+        tick.report_problems();
+        Ok(ControlFlow::Continue(()))
+    }
 }

@@ -22,7 +22,7 @@ use whylate_sources::offcpu::{CallGraph, KernelThreads, OffcpuOptions};
 
 use crate::cli::arguments::{Explain, Rank, Verbosity};
 use crate::cli::import::stacks;
-use crate::cli::values::{duration_ns, seconds_ns};
+use crate::cli::values::{duration_ns, seconds_ns, share_ppm};
 use crate::cli::{UsageError, existing, present};
 use crate::store::late_buffer::Keep;
 
@@ -157,7 +157,7 @@ pub struct Arguments {
     #[arg(long, value_name = "BACKEND")]
     backend: Option<String>,
     /// Share of one CPU that sampling may use (e.g. 1%); sets the rate, in place of -F
-    #[arg(long, value_name = "SHARE", value_parser = budget_ppm, conflicts_with = "frequency")]
+    #[arg(long, value_name = "SHARE", value_parser = share_ppm, conflicts_with = "frequency")]
     budget: Option<u32>,
 }
 
@@ -168,15 +168,6 @@ const WORST_WAITS: &str =
     "Print and draw only the N longest waits; without --why, of those of 20ms or longer [default: print 10, draw all]";
 /// Default number of longest waits that are shown.
 const WORST: usize = 10;
-
-/// Parses a percentage into millionths.
-fn budget_ppm(text: &str) -> Result<u32, String> {
-    let percent: f64 = text.trim_end_matches('%').trim().parse().map_err(|_| "name a percentage, such as 1%")?;
-    if !(0.001..=100.0).contains(&percent) {
-        return Err("name a percentage from 0.001 to 100".to_owned());
-    }
-    Ok((percent * 10_000.0) as u32)
-}
 
 /// Parses state letters of ps(1).
 fn states(text: &str) -> Result<String, String> {

@@ -107,6 +107,9 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<u8> {
             if !arguments.own.asked().is_empty() {
                 return Err(UsageError(anyhow!("a recording has the CPUs that were measured: omit -c")).into());
             }
+            if arguments.own.explain_ppm().is_some() {
+                return Err(UsageError(anyhow!("a recording has the causes that were explained: omit --budget")).into());
+            }
             if arguments.duration_ns().is_some() {
                 return Err(UsageError(anyhow!("the overview has all of a recording: choose a span with --at")).into());
             }
@@ -134,8 +137,9 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<u8> {
 fn live(arguments: &Arguments) -> anyhow::Result<Option<Overview>> {
     let watch = Watch::new().context("cannot watch for Ctrl-C")?;
     let store = arguments.record.output.as_deref().map(record::file).transpose()?;
-    let (progress, wish) =
-        (Progress::new("Looking at this machine"), Wish { cpus: arguments.own.asked(), ..Wish::default() });
+    let progress = Progress::new("Looking at this machine");
+    let (explain_ppm, cpus) = (arguments.own.explain_ppm(), arguments.own.asked());
+    let wish = Wish { explain_ppm, cpus, ..Wish::default() };
     progress.show("attaching");
     let Some(sources) = sources::attach(&watch, &wish, &mut |_| ())? else {
         progress.clear();

@@ -95,6 +95,7 @@ pub fn run(program: &Program, duration_ns: u64, shown: &Shown) -> anyhow::Result
     progress.show("attaching");
     let mut recorder = Recorder::start().context("cannot record what the CPUs do")?;
     let mut threads = program.threads().context("cannot read /proc")?;
+    recorder.wants(threads.keys().copied());
     let children = program.children();
     let throttled_before = throttled(&threads);
     let from_ns = clock::monotonic_ns();
@@ -113,6 +114,7 @@ pub fn run(program: &Program, duration_ns: u64, shown: &Shown) -> anyhow::Result
     if ended == Ended::OutputClosed {
         return Ok(());
     }
+    recorder.span_ends();
     let switches = SwitchCounts::read(threads.iter().map(|(&tid, member)| (member.process, tid)));
     let to_ns = clock::monotonic_ns();
     let mut throttled = throttled(&threads);

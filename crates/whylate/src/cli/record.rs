@@ -295,6 +295,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         in_detail: true,
         is_sparing: false,
         cpus: arguments.own.asked(),
+        explain_ppm: arguments.own.explain_ppm(),
     };
     let Some(sources) = Sources::attach(&watch, &wish, "record")? else { return Ok(()) };
     let pace = Pace {

@@ -116,7 +116,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let rank_by = By::from(arguments.rank);
     let report = match &recording {
         Some(recording) => Some(recorded(recording, rank_by)?),
-        None => live(arguments.duration, arguments.own.asked(), rank_by)?,
+        None => live(arguments, rank_by)?,
     };
     let Some(report) = report else { return Ok(()) };
     let compared = match (&recording, &arguments.diff) {
@@ -177,16 +177,17 @@ fn made(path: &Path, recording: Option<&Recording>) -> Made {
 }
 
 /// Measures this machine. Returns `None` if interrupted before anything was measured.
-fn live(duration_ns: u64, cpus: Vec<u32>, rank_by: By) -> anyhow::Result<Option<Report>> {
+fn live(arguments: &Arguments, rank_by: By) -> anyhow::Result<Option<Report>> {
     let watch = Watch::of_signals().context("cannot watch for Ctrl-C")?;
-    let wish = Wish { in_detail: true, cpus, ..Wish::default() };
+    let (explain_ppm, cpus) = (arguments.own.explain_ppm(), arguments.own.asked());
+    let wish = Wish { in_detail: true, explain_ppm, cpus, ..Wish::default() };
     let Some(sources) = sources::attach(&watch, &wish, &mut |_| ())? else {
         say!("whylate: interrupted before anything was measured");
         return Ok(None);
     };
     let pace = Pace {
         interval: Some(EVERY),
-        duration: Some(Duration::from_nanos(duration_ns)),
+        duration: Some(Duration::from_nanos(arguments.duration)),
         poll: Some(NOW_AND_THEN),
         ..Pace::default()
     };
@@ -194,7 +195,7 @@ fn live(duration_ns: u64, cpus: Vec<u32>, rank_by: By) -> anyhow::Result<Option<
     let every_ns = u64::try_from(EVERY.as_nanos()).ok();
     let builder = ReportBuilder::new(Header { every_ns, ..header }, rank_by)?;
     let progress = Progress::new("Looking at this machine");
-    let mut measured = Measured { builder, progress, started: Instant::now(), duration_ns };
+    let mut measured = Measured { builder, progress, started: Instant::now(), duration_ns: arguments.duration };
     drive(&mut live, &mut measured)?;
     drop(live);
     let Measured { builder, progress, .. } = measured;

@@ -135,6 +135,7 @@ fn live(arguments: &Arguments, listeners: Vec<Listener>, names: &[String]) -> an
         // A recording has as much detail as one of `whylate record`.
         is_sparing: arguments.record.is_none(),
         cpus: arguments.own.asked(),
+        explain_ppm: arguments.own.explain_ppm(),
     };
     let Some(sources) = Sources::attach(&watch, &wish, "measure")? else { return Ok(()) };
     let measuring = |card: &Card| sources.looking.iter().find(|feed| feed.card.name == card.name);

@@ -126,7 +126,8 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
         Some(recording) => Feed::recorded(recording),
         None => {
             let (only, cpus) = (arguments.sources.clone(), arguments.own.asked());
-            let wish = Wish { only, in_detail: true, cpus, ..Wish::default() };
+            let explain_ppm = arguments.own.explain_ppm();
+            let wish = Wish { only, in_detail: true, explain_ppm, cpus, ..Wish::default() };
             Feed::live(wish, Duration::from_nanos(arguments.every))
         }
     };

@@ -149,6 +149,7 @@ impl Live {
     /// When something could not be recorded.
     pub fn finish(self) -> anyhow::Result<()> {
         let AttachedSources { sources, session, recorder, .. } = self.attached;
+        session.iter().for_each(Session::end);
         drop((sources, session));
         recorder.map_or(Ok(()), Recorder::end)
     }

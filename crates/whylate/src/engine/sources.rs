@@ -62,7 +62,12 @@ pub struct Wish {
     pub is_sparing: bool,
     /// CPUs for whylate's own threads and timers; empty for all usable ones.
     pub cpus: Vec<u32>,
+    /// Share of the machine's CPU time for explaining late events, in parts per million; `None` for [`EXPLAIN_PPM`].
+    pub explain_ppm: Option<u32>,
 }
+
+/// Default share of the machine's CPU time for explaining late events: 1 %.
+const EXPLAIN_PPM: u32 = 10_000;
 
 impl Wish {
     /// Returns whether a source is to be attached.
@@ -111,7 +116,12 @@ pub(super) fn attach_each(
     wish: &Wish,
     on_progress: &mut dyn FnMut(Attaching<'_>),
 ) -> anyhow::Result<Option<Sources>> {
-    let (mut session, mut first) = (Session::of_several_on(&wish.cpus), None);
+    let new_session = || {
+        let session = Session::of_several_on(&wish.cpus);
+        session.limit_explaining(wish.explain_ppm.unwrap_or(EXPLAIN_PPM));
+        session
+    };
+    let (mut session, mut first) = (new_session(), None);
     if !wish.cpus.is_empty() {
         // A CPU that cannot be measured is an error of the command, not of each source.
         session.cpus(&[])?;
@@ -153,7 +163,7 @@ pub(super) fn attach_each(
             Err(error) => {
                 // The CPU account may rely on timers of a source that failed to attach: start with a new session.
                 if looking.is_empty() {
-                    session = Session::of_several_on(&wish.cpus);
+                    session = new_session();
                 }
                 unmeasured.push(with_reason(error.to_string()));
                 first.get_or_insert(error);

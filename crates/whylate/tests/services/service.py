@@ -191,9 +191,118 @@ def child(kind):
     return lambda: os.waitpid(process(f"{kind}-child", lambda: compute(150) or os._exit(0)), 0)
 
 
+# Each of these waits is short: only their sum is long.
+
+
+def indexer(kind):
+    path = f"{folder}/{kind}.lock"
+
+    def hold():
+        with open(path, "w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            time.sleep(0.049)
+        time.sleep(0.002)
+
+    process(f"{kind}-holder", forever(hold))
+
+    def request():
+        for _ in range(4):
+            with open(path, "w") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)
+
+    return request
+
+
+def journal(kind):
+    path = f"{folder}/{kind}.lock"
+
+    def hold():
+        with open(path, "w") as file:
+            fcntl.lockf(file, fcntl.LOCK_EX)
+            compute(20)
+        time.sleep(0.002)
+
+    process(f"{kind}-holder", forever(hold))
+
+    def request():
+        for _ in range(8):
+            with open(path, "w") as file:
+                fcntl.lockf(file, fcntl.LOCK_EX)
+
+    return request
+
+
+def chatty(kind):
+    ask = helper(f"{kind}-worker", lambda: compute(2))
+
+    def request():
+        for _ in range(50):
+            ask()
+
+    return request
+
+
+def chained(kind):
+    back = helper(f"{kind}-back", lambda: compute(15))
+
+    def front():
+        back()
+        back()
+
+    ask = helper(f"{kind}-front", front)
+
+    def request():
+        for _ in range(5):
+            ask()
+
+    return request
+
+
+def socket_peer(kind):
+    here, there = socket.socketpair()
+
+    def serve():
+        there.recv(100)
+        compute(25)
+        there.send(b"x")
+
+    process("socket-peer", forever(serve))
+
+    def request():
+        for _ in range(6):
+            here.send(b"x")
+            here.recv(100)
+
+    return request
+
+
+def logger(kind):
+    read, write = os.pipe()
+
+    def log():
+        os.read(read, 4096)
+        compute(3)
+
+    process(f"{kind}-reader", forever(log))
+
+    def request():
+        for _ in range(60):
+            os.write(write, b"x" * 4096)
+
+    return request
+
+
+def period(kind):
+    """As `quota`, with periods that are shorter than what is late."""
+    return quota(kind)
+
+
 KINDS = {
     made.__name__: made
-    for made in [fifo, flock, disk, peer, niced, quota, irqsoff, interpreter, own, worker, record, child]
+    for made in [
+        *[fifo, flock, disk, peer, niced, quota, irqsoff, interpreter, own, worker, record, child],
+        *[indexer, journal, chatty, chained, socket_peer, logger, period],
+    ]
 }
 
 
@@ -271,19 +380,22 @@ def idle():
     process("idle-server", forever(lambda: there.send(there.recv(1))))
 
 
-def make_cgroup():
+def make_cgroup(quota_us, period_us):
     name = f"whylate-trial-{os.getpid()}"
     for parent, file, text in [
-        ("/sys/fs/cgroup/cpu", "cpu.cfs_quota_us", "20000"),
-        ("/sys/fs/cgroup/cpu,cpuacct", "cpu.cfs_quota_us", "20000"),
-        ("/sys/fs/cgroup", "cpu.max", "20000 100000"),
+        ("/sys/fs/cgroup/cpu", "cpu.cfs_quota_us", quota_us),
+        ("/sys/fs/cgroup/cpu,cpuacct", "cpu.cfs_quota_us", quota_us),
+        ("/sys/fs/cgroup", "cpu.max", f"{quota_us} {period_us}"),
     ]:
         if not os.path.exists(f"{parent}/cgroup.procs"):
             continue
         os.mkdir(f"{parent}/{name}")
         cgroups.append(f"{parent}/{name}")
+        if file == "cpu.cfs_quota_us":
+            with open(f"{parent}/{name}/cpu.cfs_period_us", "w") as limit:
+                limit.write(str(period_us))
         with open(f"{parent}/{name}/{file}", "w") as limit:
-            limit.write(text)
+            limit.write(str(text))
         return
 
 
@@ -293,7 +405,9 @@ def main():
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
         if "quota" in kinds:
-            make_cgroup()
+            make_cgroup(20000, 100000)
+        if "period" in kinds:
+            make_cgroup(4000, 16000)
         for kind in kinds:
             if kind == "idle":
                 idle()

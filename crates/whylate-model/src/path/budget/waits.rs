@@ -2,7 +2,7 @@
 //! Waits that are being walked back.
 
 use super::super::history::{Blocked, Name, Request};
-use super::super::{Actor, Finding, Names, PathBuilder, PathSegment, Segment, WakeupEdge};
+use super::super::{Actor, Finding, Names, PathBuilder, PathSegment, Segment, WaitSpan, WakeupEdge};
 use super::kind::{ThreadLabel, WaitPart};
 use crate::CauseKind;
 use crate::wait::Stop;
@@ -143,6 +143,12 @@ impl OpenWait {
     pub fn waits_in(&self, names: &mut dyn Names) -> Option<String> {
         let blocked = self.blocked().unwrap_or_default();
         names.waits_in(self.hop.tid, self.hop.woken_ns, &blocked).0.or_else(|| blocked.outside_calls())
+    }
+
+    /// Returns whether it is known what the thread waited for in the call `via`, or outside of calls.
+    pub fn has_object(&self, via: Option<&str>, names: &mut dyn Names) -> bool {
+        let from_ns = self.asleep.map(|_| self.from_ns);
+        names.object(WaitSpan { tid: self.hop.tid, from_ns, woken_ns: self.hop.woken_ns }, via).is_some()
     }
 
     /// Returns all parts without their nesting, if there are nested waits.

@@ -20,10 +20,11 @@ impl PathBuilder {
         for wait in &self.waits {
             let within = wait.within.map(|within: usize| indexes[within]);
             let index = *known.entry((within, wait.tid, ended_by(wait.by), wait.stop)).or_insert_with(|| {
-                waits.push(Wait { within, ..wait.clone() });
+                waits.push(Wait { within, count: 0, ..wait.clone() });
                 waits.len() - 1
             });
             waits[index].asleep = waits[index].asleep.or(wait.asleep);
+            waits[index].count = waits[index].count.saturating_add(wait.count);
             indexes.push(index);
         }
         let mut parts: Vec<PathPart> = Vec::new();

@@ -20,7 +20,7 @@ use whylate_model::{Histogram, Occupancy, Snapshot};
 use self::types::{bucket_page, culprit, culprit_key, interrupted_stack, tick, tick_limits};
 use super::culprits;
 use super::sampler::NmiSampler;
-use crate::cpu_account::{Account, Timers, Wakeups, disable_missing_tracepoints, vectors};
+use crate::cpu_account::{Account, LATE_BYTES, Timers, Wakeups, disable_missing_tracepoints, vectors};
 use crate::irqsoff::IrqsoffOptions;
 use crate::kernel::attach::{self, PlainData, ProgramStatistics};
 use crate::kernel::distribution::{DistributionOffsets, Distributions};
@@ -42,8 +42,6 @@ pub(super) use skel::types;
 
 /// Program that samples inside sections. Attached to perf events of its own.
 const SAMPLER_PROGRAM: &str = "on_kernel_cycles";
-/// Ring buffer size for late events with windows or with stacks from inside sections, in bytes.
-const LATE_BYTES: u32 = 4 << 20;
 /// Eight pages of histogram buckets for each culprit: its lengths are similar.
 const PAGES: u32 = 8 * tick_limits::MAX_CULPRITS.0;
 
@@ -126,7 +124,8 @@ impl Programs {
             account.share_with(open.open_object_mut())?;
         }
         if account.is_some() || !sampler.is_empty() {
-            open.maps.late_ticks.set_max_entries(LATE_BYTES)?;
+            let bytes = account.as_ref().map_or(LATE_BYTES, Account::late_bytes);
+            open.maps.late_ticks.set_max_entries(bytes)?;
         }
         disable_missing_tracepoints(open.open_object_mut())?;
         open.progs.on_kernel_cycles.set_autoload(!sampler.is_empty());

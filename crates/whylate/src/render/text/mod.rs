@@ -14,6 +14,7 @@ pub mod lost;
 pub mod next;
 pub mod offcpu;
 pub mod overview;
+pub mod own_cost;
 pub mod pad;
 pub mod path;
 pub mod processes;

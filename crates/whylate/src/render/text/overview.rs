@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The overview as text: the verdict and other words that `top` and the report share, and the screen.
 
+pub mod programs;
 mod screen;
 mod verdict;
 

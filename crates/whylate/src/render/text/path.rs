@@ -4,6 +4,7 @@
 use std::cmp::Reverse;
 use std::io::{self, Write};
 
+use whylate_model::object::Object;
 use whylate_model::path::command::LongWait;
 use whylate_model::path::outline::{Piece, pieces};
 use whylate_model::path::{OTHERS, PathSegment};
@@ -21,10 +22,12 @@ const NEARLY_ALL: f64 = 0.95;
 pub const MAX_DEPTH: usize = 12;
 
 /// A line of an outline.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct OutlinePart {
     ns: u64,
     text: String,
+    /// The text names the object of the wait.
+    has_object: bool,
     /// Waiter and its system call, if the line is a wait.
     wait: Option<(Option<ActorName>, Option<String>)>,
     within: Vec<OutlinePart>,
@@ -32,8 +35,14 @@ struct OutlinePart {
 
 /// Writes a path; each line is a part of the less indented line above.
 pub fn write(out: &mut dyn Write, path: &[PathSegment], indent: usize) -> io::Result<()> {
+    let path: Vec<PathSegment> = path.iter().cloned().map(with_telling_object).collect();
     let total_ns = path.iter().map(|segment| segment.ns).sum();
-    write_parts(out, &parts_of(path, 0), total_ns, indent, 0)
+    write_parts(out, &parts_of(&path, 0), total_ns, indent, 0)
+}
+
+/// Strips an object that says no more than the system call.
+fn with_telling_object(segment: PathSegment) -> PathSegment {
+    PathSegment { object: segment.object.filter(|object| object.is_telling()), ..segment }
 }
 
 /// Writes the path of one wait, without the line of the outermost wait, which the caller has written.
@@ -41,11 +50,36 @@ pub fn write_wait(out: &mut dyn Write, path: &[PathSegment], indent: usize) -> i
     let total_ns = path.iter().map(|segment| segment.ns).sum();
     let is_wait = path.iter().any(|segment| segment.depth > 0);
     let (inner, outer): (Vec<PathSegment>, Vec<PathSegment>) =
-        path.iter().cloned().partition(|segment| is_wait && segment.depth > 0);
-    let mut parts = parts_of(&inner, 1);
-    if let Some(outermost) = inner.iter().find(|segment| segment.depth == 1) {
-        parts = without_repetition(&wait_of(outermost), parts);
+        path.iter().cloned().map(with_telling_object).partition(|segment| is_wait && segment.depth > 0);
+    let mut parts: Vec<(&Object, Vec<PathSegment>)> = Vec::new();
+    let mut rest = Vec::new();
+    for piece in pieces(&inner, 0) {
+        match piece {
+            Piece::Wait { outer: PathSegment { object: Some(object), .. }, within } => {
+                match parts.iter_mut().find(|(known, _)| known.is_same(object)) {
+                    Some((_, segments)) => segments.extend_from_slice(within),
+                    None => parts.push((object, within.to_vec())),
+                }
+            }
+            Piece::Wait { within, .. } => rest.extend_from_slice(within),
+            Piece::Own(segment) => rest.push(segment.clone()),
+        }
     }
+    let of_object = |(object, within): (&Object, Vec<PathSegment>)| {
+        let within = parts_of(&within, 1);
+        let ns = within.iter().map(|part| part.ns).sum();
+        match &within[..] {
+            [only] if only.has_object => OutlinePart { ns, text: only.text.clone(), ..OutlinePart::default() },
+            _ => OutlinePart { ns, text: format!("for {object}:"), within, ..OutlinePart::default() },
+        }
+    };
+    let mut parts: Vec<OutlinePart> = parts.into_iter().map(of_object).collect();
+    let inner = rest;
+    let mut others = parts_of(&inner, 1);
+    if let Some(outermost) = inner.iter().find(|segment| segment.depth == 1) {
+        others = without_repetition(&wait_of(outermost), others);
+    }
+    parts.extend(others);
     parts.extend(parts_of(&outer, 0));
     parts.sort_by_key(|part| Reverse(part.ns));
     write_parts(out, &parts, total_ns, indent, 0)
@@ -75,23 +109,27 @@ pub fn has_row_of(path: &[PathSegment], wait: &[PathSegment]) -> bool {
 
 /// Returns the parts at a depth, longest first. Merges equal parts.
 fn parts_of(path: &[PathSegment], depth: u32) -> Vec<OutlinePart> {
-    let mut own: Vec<(&PathSegment, u64)> = Vec::new();
+    let mut own: Vec<(PathSegment, u64)> = Vec::new();
     let mut waits: Vec<(&PathSegment, Vec<PathSegment>)> = Vec::new();
     for piece in pieces(path, depth) {
         match piece {
-            Piece::Wait { outer, within } => match waits.iter().position(|(other, _)| other.wait() == outer.wait()) {
+            Piece::Wait { outer, within } => match waits.iter().position(|(other, _)| other.is_of_same_wait(outer)) {
                 Some(at) => waits[at].1.extend_from_slice(within),
                 None => waits.push((outer, within.to_vec())),
             },
             // An empty segment only names the waiter.
             Piece::Own(segment) if segment.ns == 0 => {}
             Piece::Own(segment) => {
-                let is_like = |(other, _): &(&PathSegment, u64)| {
+                let is_like = |(other, _): &(PathSegment, u64)| {
                     (other.kind, &other.who, &other.ready) == (segment.kind, &segment.who, &segment.ready)
+                        && other.gave_up() == segment.gave_up()
                 };
                 match own.iter().position(is_like) {
-                    Some(at) => own[at].1 += segment.ns,
-                    None => own.push((segment, segment.ns)),
+                    Some(at) => {
+                        own[at].0.timeouts = own[at].0.timeouts.saturating_add(segment.timeouts);
+                        own[at].1 += segment.ns;
+                    }
+                    None => own.push((segment.clone(), segment.ns)),
                 }
             }
         }
@@ -99,29 +137,39 @@ fn parts_of(path: &[PathSegment], depth: u32) -> Vec<OutlinePart> {
     let mut parts: Vec<OutlinePart> = Vec::new();
     for (segment, ns) in own {
         // Run-queue waits of one thread are grouped below one line.
-        let Some((ready, behind)) = behind(segment) else {
-            parts.push(OutlinePart { ns, text: what(segment), wait: None, within: Vec::new() });
+        let Some((ready, behind)) = behind(&segment) else {
+            parts.push(OutlinePart {
+                ns,
+                text: what(&segment),
+                has_object: segment.gave_up(),
+                ..OutlinePart::default()
+            });
             continue;
         };
         let text = format!("{ready} waited for a CPU:");
-        let part = OutlinePart { ns, text: behind, wait: None, within: Vec::new() };
+        let part = OutlinePart { ns, text: behind, ..OutlinePart::default() };
         match parts.iter_mut().find(|part| part.text == text) {
             Some(wait) => {
                 wait.ns += ns;
                 wait.within.push(part);
             }
-            None => parts.push(OutlinePart { ns, text, wait: None, within: vec![part] }),
+            None => parts.push(OutlinePart { ns, text, within: vec![part], ..OutlinePart::default() }),
         }
     }
     parts.iter_mut().for_each(|part| part.within.sort_by_key(|part| Reverse(part.ns)));
     parts.extend(waits.into_iter().map(|(outer, inner)| {
         let wait = wait_of(outer);
-        OutlinePart {
-            ns: inner.iter().map(|segment| segment.ns).sum(),
-            text: format!("{} {}:", printable(&outer.waiter_name()), waited(outer)),
-            within: without_repetition(&wait, parts_of(&inner, depth + 1)),
-            wait: Some(wait),
+        let ns = inner.iter().map(|segment| segment.ns).sum();
+        let within = without_repetition(&wait, parts_of(&inner, depth + 1));
+        let waiter = printable(&outer.waiter_name());
+        if let [only] = &within[..]
+            && only.has_object
+        {
+            let text = format!("{waiter} {}", only.text);
+            return OutlinePart { ns, text, wait: Some(wait), ..OutlinePart::default() };
         }
+        let text = format!("{waiter} {}:", waited(outer));
+        OutlinePart { ns, text, within, wait: Some(wait), ..OutlinePart::default() }
     }));
     parts.sort_by_key(|part| Reverse(part.ns));
     parts
@@ -223,6 +271,25 @@ pub fn what(segment: &PathSegment) -> String {
     who.into_iter().chain(clauses).collect::<Vec<_>>().join(" ")
 }
 
+/// Returns the segments of a path, each with the outermost wait that it is part of.
+pub fn segments_of_waits(path: &[PathSegment]) -> impl Iterator<Item = (Option<&PathSegment>, &PathSegment)> {
+    pieces(path, 0).flat_map(|piece| {
+        let (outer, within) = match piece {
+            Piece::Own(segment) => (None, std::slice::from_ref(segment)),
+            Piece::Wait { outer, within } => (Some(outer), within),
+        };
+        within.iter().map(move |segment| (outer, segment))
+    })
+}
+
+/// Returns the object of the outermost wait, if it says more than a segment in which nothing happens on this machine: what
+/// the holder of a lock slept for matters less than the lock.
+pub fn object_instead<'a>(segment: &PathSegment, outer: Option<&'a PathSegment>) -> Option<&'a Object> {
+    use CauseKind::{Interrupt, Network, Stopped, Timer};
+    let is_idle = matches!(segment.kind, Timer | Network | Interrupt | Stopped) && !segment.gave_up();
+    outer?.object.as_deref().filter(|object| is_idle && object.is_telling())
+}
+
 /// Renders a segment of a path with the wait that it is part of.
 pub fn what_in_whose_wait(segment: &PathSegment) -> String {
     let waiter = segment.waiter.as_ref().filter(|_| segment.depth > 0);
@@ -246,6 +313,7 @@ pub fn who_and_what(segment: &PathSegment) -> (Option<String>, Vec<String>) {
         CauseKind::Disk if is_unnamed => "for a disk (its request was overwritten)".to_owned(),
         CauseKind::Disk => format!("at disk {who}"),
         CauseKind::DiskQueue => format!("in the queue of disk {who}"),
+        CauseKind::Timer if segment.gave_up() => gave_up(segment),
         CauseKind::Timer if is_unnamed || who == OTHERS => "until a timer expired".to_owned(),
         CauseKind::Timer => format!("until a timer expired ({who})"),
         CauseKind::Network => "until a packet arrived".to_owned(),
@@ -258,6 +326,20 @@ pub fn who_and_what(segment: &PathSegment) -> (Option<String>, Vec<String>) {
         kind => format!("{} {who}", super::why::word(kind)),
     };
     (None, vec![clause])
+}
+
+/// Renders that the waiter got no answer, or no lock, before the timeout of its call.
+fn gave_up(segment: &PathSegment) -> String {
+    let times = match segment.timeouts {
+        0 | 1 => String::new(),
+        times => format!(" {times} times"),
+    };
+    let object = segment.object.as_deref();
+    let after = object.and_then(|object| object.timeout_ns);
+    let after = after.map_or_else(String::new, |ns| format!(" after {}", format_ns(ns)));
+    let on = object.map_or_else(String::new, |object| format!(" on {}", object.without_timeout()));
+    let via = segment.via.as_deref().map_or_else(String::new, |via| format!(" in {}", printable(via)));
+    format!("gave up{times}{via}{after}{on}")
 }
 
 /// Renders who stopped a thread, or what let it continue.
@@ -277,11 +359,13 @@ pub fn stop_of(path: &[PathSegment]) -> Option<Stop> {
 
 /// Renders the wait of the waiter, or its stop; follows the waiter's name.
 pub fn waited(segment: &PathSegment) -> String {
-    match (segment.stop, &segment.via) {
-        (Some(stop), _) => format!("was {}", stop.words()),
+    let via = match (segment.stop, &segment.via) {
+        (Some(stop), _) => return format!("was {}", stop.words()),
         (None, Some(via)) => format!("waited in {}", printable(via)),
         (None, None) => "waited".to_owned(),
-    }
+    };
+    let object = segment.object.as_ref().filter(|object| object.is_telling());
+    object.map_or_else(|| via.clone(), |object| format!("{via} for {object}"))
 }
 
 /// Strips TIDs, stacks, timers and cgroups from a segment, so that e.g. all compilers of a build are merged.
@@ -296,6 +380,12 @@ pub fn of_name(segment: &PathSegment) -> PathSegment {
         ready: segment.ready.clone(),
         via: segment.via.clone(),
         waiter: segment.waiter.clone(),
+        object: segment
+            .object
+            .clone()
+            .filter(|object| object.is_telling())
+            .map(|object| Box::new(object.without_local_address())),
+        timeouts: segment.timeouts,
         stack: Vec::new(),
         stop: segment.stop,
         depth: segment.depth,
@@ -306,6 +396,9 @@ pub fn of_name(segment: &PathSegment) -> PathSegment {
 
 #[cfg(test)]
 mod tests {
+    use whylate_model::holders::Holder;
+    use whylate_model::object::{ObjectKind, Peer};
+
     use super::*;
     use crate::render::text::text_of;
 
@@ -349,6 +442,51 @@ mod tests {
         assert_eq!(of(CauseKind::Disk, "vda (read by dd:7)"), "at disk vda (read by dd:7)");
         let overwritten = "unknown (its request was overwritten)";
         assert_eq!(of(CauseKind::Disk, overwritten), "for a disk (its request was overwritten)");
+    }
+
+    #[test]
+    fn outline_names_objects_and_timeouts() {
+        let lock = Object {
+            peers: vec![Peer {
+                process: Holder { who: "indexer:812".to_owned(), state: "S".to_owned(), ..Holder::default() },
+                others: 0,
+            }],
+            ..Object::with_path(ObjectKind::FileLock, "/srv/lock")
+        };
+        let udp = Object {
+            local: Some("127.0.0.1:41000".to_owned()),
+            remote: Some("127.0.0.53:53".to_owned()),
+            timeout_ns: Some(5_000_000_000),
+            peers: vec![Peer {
+                process: Holder { who: "resolver:88".to_owned(), state: "T".to_owned(), ..Holder::default() },
+                others: 0,
+            }],
+            ..Object::new(ObjectKind::Udp)
+        };
+        let make = |ms, kind, who, object: &Object, via| PathSegment {
+            object: Some(Box::new(object.clone())),
+            timeouts: u32::from(kind == CauseKind::Timer),
+            ..segment(ms, kind, who, 1, Some("make:7"), Some(via))
+        };
+        let futex = Object { address: Some(0x7f00_1234), ..Object::new(ObjectKind::Futex) };
+        let path = vec![
+            make(100, CauseKind::Running, "indexer:812", &lock, "flock"),
+            segment(400, CauseKind::Timer, "timer", 2, Some("indexer:812"), Some("clock_nanosleep")),
+            make(5_000, CauseKind::Timer, "timeout of the wait", &udp, "poll"),
+            segment(90, CauseKind::Running, "make:7", 0, None, None),
+            make(5_000, CauseKind::Timer, "timeout of the wait", &udp, "poll"),
+            segment(90, CauseKind::Running, "make:7", 0, None, None),
+            PathSegment { timeouts: 0, ..make(300, CauseKind::Running, "worker:9", &futex, "futex") },
+        ];
+        insta::assert_snapshot!(text_of(|out| {
+            write(out, &path, 2)?;
+            writeln!(out)?;
+            write(out, &path.iter().map(of_name).collect::<Vec<_>>(), 2)?;
+            writeln!(out)?;
+            write_wait(out, &path[..3], 2)?;
+            writeln!(out)?;
+            write_long_wait(out, &LongWait { after_ns: 0, ns: 5_000_000_000, path: path[2..3].to_vec() })
+        }));
     }
 
     #[test]

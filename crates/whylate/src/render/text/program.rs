@@ -44,6 +44,8 @@ struct State<'a> {
     phrase: String,
     ns: u64,
     waits: Option<&'a Waits>,
+    /// Whether the threads only waited for work.
+    is_by_design: bool,
 }
 
 /// Writes the result, with a ranking of culprits if one is given; `priority` looks up the scheduling priority of a TID.
@@ -98,9 +100,10 @@ fn percent(ns: u64, budget: &Budget) -> f64 {
     ns as f64 * 100.0 / budget.total_ns.max(1) as f64
 }
 
-/// Returns what the program did with its time, the longest first; the parts add up to it.
+/// Returns what the program did with its time, the longest first, and waits for work last; the parts add up to it.
 fn states(budget: &Budget) -> Vec<State<'_>> {
-    let plain = |name: &str, ns| State { name: name.to_owned(), phrase: name.to_owned(), ns, waits: None };
+    let plain =
+        |name: &str, ns| State { name: name.to_owned(), phrase: name.to_owned(), ns, waits: None, is_by_design: false };
     let mut states = vec![plain("on CPU", budget.on_cpu_ns)];
     states.extend((budget.own_sleep_ns > 0).then(|| plain("sleeping voluntarily", budget.own_sleep_ns)));
     let ready = || State { waits: Some(&budget.ready), ..plain("waiting for a CPU", budget.ready.ns) };
@@ -108,9 +111,9 @@ fn states(budget: &Budget) -> Vec<State<'_>> {
     states.extend(budget.waits.iter().map(|waits| {
         let name = kind(waits);
         let phrase = if of_syscall(&waits.via).is_some() { format!("in {name}") } else { name.clone() };
-        State { name, phrase, ns: waits.ns, waits: Some(waits) }
+        State { name, phrase, ns: waits.ns, waits: Some(waits), is_by_design: waits.is_by_design() }
     }));
-    states.sort_by_key(|state| Reverse(state.ns));
+    states.sort_by_key(|state| (state.is_by_design, Reverse(state.ns)));
     states
 }
 
@@ -160,13 +163,19 @@ fn main_cause(budget: &Budget) -> Option<(u64, String)> {
     };
     let waits = budget.waits.iter().filter(|waits| !waits.is_by_design()).chain([&budget.ready]);
     let mut causes: BTreeMap<(bool, String), (u64, BTreeSet<String>)> = BTreeMap::new();
-    for segment in waits.flat_map(|waits| &waits.path) {
-        if segment.kind != CauseKind::Unknown && segment.who != OTHERS {
-            let by_name = what(&segment.clone().with_threads(&ActorName::by_name));
-            let (ns, of_threads) = causes.entry((segment.kind != CauseKind::Timer, by_name)).or_default();
-            *ns += segment.ns;
-            of_threads.insert(what(segment));
+    for (outer, segment) in waits.flat_map(|waits| path::segments_of_waits(&waits.path)) {
+        if segment.kind == CauseKind::Unknown || segment.who == OTHERS {
+            continue;
         }
+        let object = path::object_instead(segment, outer);
+        let is_timer = segment.kind == CauseKind::Timer && !segment.gave_up();
+        let is_timer = is_timer && object.is_none_or(|object| !object.is_owed());
+        let called =
+            |segment: &PathSegment| object.map_or_else(|| what(segment), |object| format!("it waited for {object}"));
+        let by_name = called(&segment.clone().with_threads(&ActorName::by_name));
+        let (ns, of_threads) = causes.entry((!is_timer, by_name)).or_default();
+        *ns += segment.ns;
+        of_threads.insert(called(segment));
     }
     let is_shown = |ns: u64| percent(ns, budget) >= SHOWN_PERCENT;
     let longest = causes
@@ -193,20 +202,32 @@ fn table(seen: &ProgramReport, states: &[State<'_>], screen: &Screen) -> Table {
     let budget = &seen.budget;
     let mut table = Table::new("<STATE, TIME, SHARE, WAITS, P50, MAX");
     let is_shown = |state: &&State<'_>| percent(state.ns, budget) >= SHOWN_PERCENT;
+    let (states, for_work) = states.split_at(states.partition_point(|state| !state.is_by_design));
     let shown = states.iter().take(MAX_STATES).take_while(is_shown).count();
     let shown = if screen.is_verbose || states.len() <= shown + 1 { states.len() } else { shown };
     let share = |ns: u64| format!("{:.1}%", percent(ns, budget));
-    for state in &states[..shown] {
+    let row = |state: &State<'_>| {
         let mut cells = vec![state.name.clone(), format_ns(state.ns), share(state.ns)];
         cells.extend(state.waits.map_or_else(|| ["", "", ""].map(str::to_owned), |waits| figures(&waits.latency)));
-        table.row(cells);
-    }
+        cells
+    };
+    let sum = |name: String, states: &[State<'_>]| {
+        let ns = states.iter().map(|state| state.ns).sum();
+        let mut cells = vec![name, format_ns(ns), share(ns)];
+        cells.resize(6, String::new());
+        cells
+    };
+    states[..shown].iter().for_each(|state| table.row(row(state)));
     let rest = &states[shown..];
     if !rest.is_empty() {
-        let ns = rest.iter().map(|state| state.ns).sum();
-        let mut cells = vec![why::counted(rest.len() as u64, "other state"), format_ns(ns), share(ns)];
-        cells.resize(6, String::new());
-        table.row(cells);
+        table.row(sum(why::counted(rest.len() as u64, "other state"), rest));
+    }
+    // Threads that only wait for work would fill the table.
+    match for_work {
+        [] => {}
+        [_] => for_work.iter().for_each(|state| table.row(row(state))),
+        _ if screen.is_verbose => for_work.iter().for_each(|state| table.row(row(state))),
+        _ => table.row(sum("waiting for work".to_owned(), for_work)),
     }
     table
 }
@@ -496,6 +517,23 @@ mod tests {
             first(&budget),
             "bash:7937 (1 process, 1 thread) spent 100% of its time in futex (not over yet), over 2.00s."
         );
+    }
+
+    #[test]
+    fn waits_for_work_are_the_last_row() {
+        let idle = |via: &str, ended_by, ms| waits(via, ended_by, &[ms], &[]);
+        let waits = vec![
+            idle("epoll_wait", EndedBy::NotOver, 5_000),
+            idle("poll", EndedBy::Timer, 3_000),
+            idle("flock", EndedBy::Others, 1_000),
+        ];
+        let budget = Budget { threads: 5, total_ns: 10_000 * MS, on_cpu_ns: 1_000 * MS, waits, ..Budget::default() };
+        let text = written(&report("server", budget), None, false);
+        let sentence = "spent 10% of its time on CPU, 10% in flock for others, 50% in epoll_wait (not over yet), over";
+        assert!(text.contains(sentence), "{text}");
+        let rows: Vec<&str> = text.lines().filter(|line| line.contains("0% ") || line.ends_with('%')).skip(1).collect();
+        let last = rows.last().copied().unwrap_or_default();
+        assert!(last.starts_with("waiting for work") && last.contains("80.0%"), "{text}");
     }
 
     #[test]

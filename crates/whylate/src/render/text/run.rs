@@ -16,7 +16,7 @@ use whylate_model::path::{OTHERS, PathSegment};
 use whylate_model::units::{counted, format_ns, printable};
 use whylate_model::{ActorName, CauseKind};
 
-use super::path::{self, of_name, what};
+use super::path::{self, object_instead, of_name, segments_of_waits, what};
 use super::{footer, processes, text_of, why};
 
 pub use file::{form_of, write_file};
@@ -83,7 +83,8 @@ fn verdict(command: &str, explained: &Explained, status: Option<ExitStatus>, out
     };
     let (mut own_ns, mut waited_ns, mut unknown_ns) = (0, 0, 0);
     let mut waits: BTreeMap<String, u64> = BTreeMap::new();
-    for segment in explained.path.iter().filter(|segment| delay_by_outsider(segment, explained).is_none()) {
+    let with_outer = segments_of_waits(&explained.path);
+    for (outer, segment) in with_outer.filter(|(_, segment)| delay_by_outsider(segment, explained).is_none()) {
         if segment.is_member && segment.kind == CauseKind::Running {
             own_ns += segment.ns;
             continue;
@@ -94,7 +95,7 @@ fn verdict(command: &str, explained: &Explained, status: Option<ExitStatus>, out
         }
         waited_ns += segment.ns;
         if segment.who != OTHERS {
-            *waits.entry(waited_for(&of_name(segment))).or_default() += segment.ns;
+            *waits.entry(waited_for(&of_name(segment), outer)).or_default() += segment.ns;
         }
     }
     let wait = waits.into_iter().max_by_key(|(_, ns)| *ns).map(|(wait, _)| wait);
@@ -118,7 +119,10 @@ fn verdict(command: &str, explained: &Explained, status: Option<ExitStatus>, out
 }
 
 /// Renders what a segment of a wait was for; follows `waiting, mainly`.
-fn waited_for(segment: &PathSegment) -> String {
+fn waited_for(segment: &PathSegment, outer: Option<&PathSegment>) -> String {
+    if let Some(object) = object_instead(segment, outer) {
+        return format!("for {object}");
+    }
     match segment.kind {
         _ if segment.is_ready() && segment.is_member => "for a CPU that its own threads occupied".to_owned(),
         _ if segment.is_ready() => "for a CPU".to_owned(),

@@ -11,6 +11,7 @@ use whylate_model::sources::named;
 use whylate_model::units::format_ns;
 
 use super::{late, over_time};
+use crate::render::text::overview::programs::by;
 use crate::render::text::overview::{delayed_events, status};
 use crate::render::text::why;
 use crate::top::history::Tick;
@@ -34,7 +35,29 @@ const DESCRIPTION: usize = 66;
 const SMALL_SHARE: f64 = 0.005;
 
 pub fn panels(window: &Window, columns: usize) -> Vec<Panel> {
-    vec![culprits(window, columns), sources(window, columns), late::panel(window, |_, _| true)]
+    let mut panels = vec![culprits(window, columns), sources(window, columns), late::panel(window, |_, _| true)];
+    if !window.look.programs.held_up.is_empty() {
+        panels.insert(1, programs(window));
+    }
+    panels
+}
+
+/// Lists the programs that were held up for a large share of the time.
+fn programs(window: &Window) -> Panel {
+    let all = &window.look.programs;
+    let rows = all.held_up.iter().map(|of| {
+        let latency = of.latency();
+        let cells = vec![
+            Cell::Share(of.share(all.covered_ns)),
+            Cell::Text(of.program().to_string()),
+            Cell::Count(latency.count()),
+            Cell::Ns(latency.quantile_ns(0.5)),
+            Cell::Text(by(all, of)),
+        ];
+        Row { key: of.program().to_string(), cells, is_late: true, opens: None }
+    });
+    let title = format!("HELD UP PROGRAMS over {}", format_ns(all.covered_ns));
+    Panel::table("programs", title, "SHARE, <PROGRAM, WAITS, P50, ~BY", rows.collect(), "no program was held up")
 }
 
 fn sources(window: &Window, columns: usize) -> Panel {

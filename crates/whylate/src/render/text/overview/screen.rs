@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The screen of the overview: the verdict, the culprits, what waited, the worst event, and the commands to run next.
 
+use std::borrow::Cow;
 use std::io::{self, Write};
 
 use jiff::Timestamp;
@@ -10,9 +11,10 @@ use whylate_model::late::cpu_subject;
 use whylate_model::overview::{ForSleeper, Headline, Overview, Row, Sighting};
 use whylate_model::snapshot::Sleeper;
 use whylate_model::sources::{CARDS, named};
+use whylate_model::thread::number;
 use whylate_model::units::{format_ns, format_round_ns, printable};
 
-use super::{Sentences, lost_events, status};
+use super::{Sentences, lost_events, programs, status};
 use crate::render::text::fit::Fit;
 use crate::render::text::table::Table;
 use crate::render::text::time_of_day::time_of_day;
@@ -24,6 +26,8 @@ const WITH_SOURCE: usize = 90;
 const MAX_SLEEPERS: usize = 3;
 /// Maximum number of lines of the worst event, unless all of it is asked for.
 const MAX_WORST_LINES: usize = 9;
+/// Maximum number of held-up programs with a line of their own.
+const MAX_PROGRAMS: usize = 5;
 /// Maximum number of culprits with a line of their own.
 const MAX_CULPRITS: usize = 8;
 
@@ -63,6 +67,7 @@ pub fn write(out: &mut dyn Write, look: &Overview, screen: &Screen) -> io::Resul
     let verdict = Sentences::new(&look.verdict());
     writeln!(out, "{}", verdict.colored())?;
     verdict.culprit.iter().try_for_each(|culprit| writeln!(out, "{culprit}"))?;
+    write_programs(out, look)?;
     write_culprits(out, look, screen)?;
     writeln!(out)?;
     table(&rows, screen.columns.is_none_or(|columns| columns >= WITH_SOURCE)).write(out, screen.columns)?;
@@ -75,7 +80,7 @@ pub fn write(out: &mut dyn Write, look: &Overview, screen: &Screen) -> io::Resul
     }
     write_worst(out, look, screen)?;
     write_for_sleepers(out, look)?;
-    write_commands(out, &rows, screen)?;
+    write_commands(out, look, &rows, screen)?;
     write_measurement(out, look, screen)?;
     fit.flush()
 }
@@ -93,6 +98,20 @@ fn write_left_out(out: &mut dyn Write, look: &Overview) -> io::Result<()> {
         writeln!(out, "-     {}: {}", printable(&sources.join(", ")), printable(reason))?;
     }
     Ok(())
+}
+
+/// Writes the programs that were held up for a large share of the time.
+fn write_programs(out: &mut dyn Write, look: &Overview) -> io::Result<()> {
+    let held_up = &look.programs.held_up;
+    if held_up.is_empty() {
+        return Ok(());
+    }
+    writeln!(out, "\nHELD UP")?;
+    held_up.iter().take(MAX_PROGRAMS).try_for_each(|of| writeln!(out, "{}", programs::line(&look.programs, of)))?;
+    match held_up.len().saturating_sub(MAX_PROGRAMS) {
+        0 => Ok(()),
+        more => writeln!(out, "{} more", why::counted(more as u64, "program")),
+    }
 }
 
 fn write_culprits(out: &mut dyn Write, look: &Overview, screen: &Screen) -> io::Result<()> {
@@ -226,11 +245,14 @@ fn write_for_sleepers(out: &mut dyn Write, look: &Overview) -> io::Result<()> {
 }
 
 /// Writes the commands that show more: of what was late, or of what the overview does not cover.
-fn write_commands(out: &mut dyn Write, rows: &[Row<'_>], screen: &Screen) -> io::Result<()> {
-    let mut next: Vec<&str> = Vec::new();
+fn write_commands(out: &mut dyn Write, look: &Overview, rows: &[Row<'_>], screen: &Screen) -> io::Result<()> {
+    let mut next: Vec<Cow<'_, str>> = Vec::new();
+    // A recording has no view of one program.
+    let pid = look.programs.held_up.first().filter(|_| screen.replay.is_none()).and_then(|of| of.program().tid());
+    next.extend(pid.map(|pid| format!("whylate -p {} -d 10s", number(pid)).into()));
     for row in rows.iter().filter(|row| row.is_late) {
-        if !next.contains(&row.next) {
-            next.push(row.next);
+        if next.iter().all(|command| command != row.next) {
+            next.push(row.next.into());
         }
     }
     if !next.is_empty() {

@@ -6,23 +6,26 @@ use std::fmt::{self, Display, Formatter};
 use whylate_model::overview::{MainCulprit, Row, Verdict};
 use whylate_model::units::{format_ns, format_span, printable};
 
-use super::status;
+use super::{programs, status};
 use crate::render::color;
 use crate::render::text::why;
 
-/// Verdict in words: what was late, with its total delay; and, in a sentence of its own, the main culprit.
+/// Verdict in words: what was late, with its total delay; and, in sentences of their own, the main culprit and the most held-up program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sentences {
     is_late: bool,
     /// Text after `LATE`, or the whole verdict if nothing was late.
     what: String,
     pub culprit: Option<String>,
+    /// The program that was held up for most of the time.
+    pub program: Option<String>,
 }
 
 impl Sentences {
     pub fn new(verdict: &Verdict<'_>) -> Self {
-        let Verdict { host, duration_ns, late, delay_ns, recorded, main } = verdict;
-        let (host, span, is_late) = (printable(host), format_span(*duration_ns), !late.is_empty());
+        let Verdict { host, duration_ns, late, programs: held_up_programs, delay_ns, recorded, main } = verdict;
+        let is_late = !late.is_empty() || !held_up_programs.held_up.is_empty();
+        let (host, span) = (printable(host), format_span(*duration_ns));
         let delay = match (delay_ns, recorded) {
             (0, _) => String::new(),
             (_, None) => format!("; {} of delay", format_ns(*delay_ns)),
@@ -33,7 +36,9 @@ impl Sentences {
         };
         let what = match is_late {
             true => {
-                let late: Vec<String> = late.iter().map(late_values).collect();
+                let held_up = held_up_programs.held_up.len() as u64;
+                let held_up = (held_up > 0).then(|| why::counted(held_up, "held-up program"));
+                let late: Vec<String> = held_up.into_iter().chain(late.iter().map(late_values)).collect();
                 format!(" on {host} in {span}: {}{delay}.", late.join(", "))
             }
             false => format!("Nothing was late on {host} in {span}."),
@@ -42,7 +47,8 @@ impl Sentences {
             let of = if *is_of_all { "it" } else { "the explained delay" };
             format!("{percent:.0}% of {of}: {}.", why::culprit_label(culprit))
         });
-        Sentences { is_late, what, culprit }
+        let program = held_up_programs.held_up.first().map(|of| format!("{}.", programs::line(held_up_programs, of)));
+        Sentences { is_late, what, culprit, program }
     }
 
     /// Returns the first sentence.
@@ -57,11 +63,11 @@ impl Sentences {
     }
 }
 
-/// Formats both sentences as one text, without color.
+/// Formats all sentences as one text, without color.
 impl Display for Sentences {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.first())?;
-        self.culprit.iter().try_for_each(|culprit| write!(f, " {culprit}"))
+        self.culprit.iter().chain(&self.program).try_for_each(|sentence| write!(f, " {sentence}"))
     }
 }
 

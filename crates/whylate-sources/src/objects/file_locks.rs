@@ -12,11 +12,11 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use whylate_model::holders::{Chain, End, Link, Lock, MAX_LINKS};
+use whylate_model::holders::{Chain, End, Holder, Link, Lock, MAX_LINKS};
 use whylate_model::name::into_bounded;
 
+use super::ProcessNow;
 use crate::kernel::{clock, pid_namespace, proc};
-use crate::objects::ProcessNow;
 
 /// Maximum number of bytes of `/proc/locks`, which the kernel writes under a lock that all lockers take, and of the
 /// `fdinfo` of a descriptor, which lists each lock of the process on its file.
@@ -33,10 +33,12 @@ const MAX_LINKS_OF_SNAPSHOT: usize = 1_000;
 
 /// Processes that wait for file locks, and the processes that hold them.
 #[derive(Debug, Default)]
-pub(super) struct FileLocks {
+pub(crate) struct FileLocks {
     /// Index of the lock that each process waits for, by PID; without processes that wait for several locks: which of their
     /// threads waits for which is not known.
     waits: HashMap<u32, usize>,
+    /// Indexes of the locks that each process waits for.
+    all_waits: HashMap<u32, Vec<usize>>,
     held: Vec<Held>,
     holders: HashMap<u32, ProcessNow>,
     /// Number of links of all chains so far.
@@ -110,7 +112,7 @@ fn waited_for(text: &str) -> Vec<(LockLine<'_>, Vec<u32>)> {
 
 impl FileLocks {
     /// Reads which processes wait for which; nothing if that takes too long.
-    pub(super) fn read() -> Self {
+    pub(crate) fn read() -> Self {
         // A thread that hangs stays alone.
         static IS_READING: AtomicBool = AtomicBool::new(false);
         if !pid_namespace::has_proc() || IS_READING.swap(true, Ordering::AcqRel) {
@@ -146,6 +148,7 @@ impl FileLocks {
             let index = files.held.len();
             files.held.push(held);
             for &waiter in waiters {
+                files.all_waits.entry(waiter).or_default().push(index);
                 if files.waits.insert(waiter, index).is_some_and(|before| files.held[before] != files.held[index]) {
                     of_several.insert(waiter);
                 }
@@ -155,8 +158,18 @@ impl FileLocks {
         files
     }
 
+    /// Returns the process that holds the lock of the file with this path for which a process waits.
+    pub(super) fn holder_of(&self, waiter: u32, path: &str) -> Option<Holder> {
+        let of_file = self.all_waits.get(&waiter)?.iter().filter_map(|&index| self.held.get(index));
+        let mut of_file = of_file.filter(|held| held.path == path);
+        let held = of_file.next()?;
+        // Several processes may hold parts of one file.
+        let is_only = of_file.all(|other| other.holder == held.holder);
+        self.holders.get(&held.holder).filter(|_| is_only).map(|process| process.now.clone())
+    }
+
     /// Returns the chain of holders that a process waits for. It ends at a process of several threads.
-    pub(super) fn chain_of(&mut self, pid: u32) -> Option<Chain> {
+    pub(crate) fn chain_of(&mut self, pid: u32) -> Option<Chain> {
         let has_room = self.links < MAX_LINKS_OF_SNAPSHOT;
         let max_links = if has_room { MAX_LINKS } else { 1 };
         let (mut chain, mut visited, mut at) = (Chain::default(), vec![pid], pid);
@@ -249,10 +262,8 @@ mod tests {
 
     use std::fs::File;
 
-    use rustix::fs::{FlockOperation, flock};
-    use whylate_model::holders::Holder;
-
     use super::*;
+    use rustix::fs::{FlockOperation, flock};
 
     const LOCKS: &str = "\
 1: FLOCK  ADVISORY  WRITE 22461 fe:00:10134998 0 EOF
@@ -284,6 +295,7 @@ mod tests {
         // 1 waits for 2, 2 for 3, 3 for 2.
         FileLocks {
             waits: [(1, 0), (2, 1), (3, 0)].into(),
+            all_waits: [(1, vec![0]), (2, vec![1]), (4, vec![0, 1])].into(),
             held: vec![held(2), held(3)],
             holders: [2, 3].map(|pid| (pid, process(pid))).into(),
             links: 0,
@@ -303,6 +315,14 @@ mod tests {
         let mut many = FileLocks { links: MAX_LINKS_OF_SNAPSHOT, ..locks(&[]) };
         let cut = many.chain_of(1).expect("a chain");
         assert_eq!((cut.links.len(), cut.links[0].file.clone(), cut.end), (1, None, End::Cut));
+    }
+
+    #[test]
+    fn file_tells_which_of_several_locks_is_waited_for() {
+        let holder = |pid, path| locks(&[]).holder_of(pid, path).map(|holder| holder.who);
+        assert_eq!(holder(4, "/lock of 3").as_deref(), Some("p:3"));
+        assert_eq!(holder(1, "/lock of 2").as_deref(), Some("p:2"));
+        assert_eq!((holder(1, "/lock of 3"), holder(9, "/lock of 3")), (None, None));
     }
 
     #[test]

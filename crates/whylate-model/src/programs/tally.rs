@@ -1,0 +1,381 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Adds up what threads do, from their run slices, and chooses waits whose paths say why.
+
+use std::collections::HashMap;
+
+use super::thread::{Group, HeldUpWait, ThreadState, ThreadSums};
+use super::{CallKind, HeldUpBy, HeldUpProgram, Programs, Spawned};
+use crate::ActorName;
+use crate::own::{Own, own};
+use crate::path::history::{Holder, Name, RunSlice, SwitchIn, SwitchOut, Waker};
+use crate::path::{Path, Query};
+
+/// Maximum number of threads; further ones are not judged.
+const MAX_THREADS: usize = 32_768;
+/// Maximum number of names of exited threads that are told apart.
+const MAX_NAMES: usize = 1_024;
+/// Time of the waits of one kind for which one sample is due: waits are chosen by their length.
+const SAMPLE_NS: u64 = 5_000_000;
+/// Maximum number of samples at a time, of each kind of wait of a thread and of all, and of those that are due until then.
+const MAX_SAMPLES_OF_GROUP: usize = 3;
+const MAX_SAMPLES: usize = 48;
+const MAX_DUE: usize = 4_096;
+/// Maximum number of programs in a snapshot, and minimum share of the covered time for which each was held up.
+const MAX_PROGRAMS: usize = 64;
+const MIN_SHARE: f64 = 0.02;
+/// Maximum number of programs that others started, and minimum number of their runs a second.
+const MAX_SPAWNED: usize = 8;
+const MIN_RUNS_A_SECOND: f64 = 5.0;
+/// Maximum number of threads whose objects are looked up at a time, and minimum share for which each was held up.
+const MAX_LOOKUPS: usize = 8;
+const MIN_LOOKUP_SHARE: f64 = 0.1;
+
+/// A wait whose path is wanted.
+#[derive(Clone, Copy, Debug)]
+pub struct Sample {
+    /// What the walk is to explain.
+    pub query: Query,
+    /// Name of the thread.
+    pub name: Name,
+    group: Group,
+    weight: u64,
+}
+
+/// A thread that may be held up, for what only the live machine knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pair {
+    /// The waiter.
+    pub waiter: u32,
+    /// The thread that ended most of its waits.
+    pub waker: u32,
+}
+
+/// Sums of all threads of a span.
+#[derive(Debug, Default)]
+pub struct Tally {
+    threads: HashMap<u32, ThreadState>,
+    exited: HashMap<Name, ThreadSums>,
+    /// Number of exited processes by name and creator.
+    spawned: HashMap<(Name, u32), u64>,
+    calls: HashMap<u16, (CallKind, Option<String>)>,
+    covered_ns: u64,
+    /// End of the time that was read.
+    read_until_ns: u64,
+    on_cpu_ns: u64,
+    ready_ns: u64,
+    due: Vec<Sample>,
+}
+
+impl Tally {
+    /// Returns until when time was counted.
+    pub fn read_until_ns(&self) -> u64 {
+        self.read_until_ns
+    }
+
+    /// Adds the slices of all CPUs between two times, in order of their starts. `call_name` names system calls.
+    pub fn add(
+        &mut self,
+        (from_ns, until_ns): (u64, u64),
+        slices: &[RunSlice],
+        call_name: &mut dyn FnMut(u16) -> Option<String>,
+    ) {
+        if from_ns != self.read_until_ns {
+            // Threads may have run in between.
+            self.threads.values_mut().for_each(|thread| {
+                (thread.left, thread.counted_from_ns) = (None, from_ns);
+            });
+        }
+        for slice in slices {
+            let Holder::Thread(tid) = slice.holder else { continue };
+            if tid != 0 {
+                self.add_slice(tid, slice, from_ns, call_name);
+            }
+        }
+        self.covered_ns += until_ns.saturating_sub(from_ns);
+        self.read_until_ns = until_ns;
+    }
+
+    fn add_slice(
+        &mut self,
+        tid: u32,
+        slice: &RunSlice,
+        from_ns: u64,
+        call_name: &mut dyn FnMut(u16) -> Option<String>,
+    ) {
+        if self.threads.len() >= MAX_THREADS && !self.threads.contains_key(&tid) {
+            return;
+        }
+        if let SwitchIn::Woken { by: Waker::Parent(_), .. } = slice.entry {
+            // An earlier thread with this TID has exited unseen.
+            self.exit(tid, slice.start_ns);
+        }
+        if let SwitchIn::Woken { at_ns, by: Waker::Thread(waker), .. } = slice.entry
+            && let Some((_, blocked)) = self.threads.get(&tid).and_then(|thread| thread.left)
+        {
+            let call = blocked.syscall.map(|number| kind_of_call(&mut self.calls, number, call_name));
+            // Whoever makes room for data, or releases a lock, asks for nothing.
+            let takes_requests = matches!(call, Some(CallKind::Reads | CallKind::Idle | CallKind::Futex));
+            if let Some(waker) = self.threads.get_mut(&waker).filter(|_| takes_requests) {
+                waker.wakes(tid, at_ns);
+            }
+        }
+        let thread = self.threads.entry(tid).or_insert_with(|| ThreadState {
+            counted_from_ns: if let SwitchIn::Woken { by: Waker::Parent(_), at_ns, .. } = slice.entry {
+                at_ns.max(from_ns)
+            } else {
+                from_ns
+            },
+            parent: match slice.entry {
+                SwitchIn::Woken { by: Waker::Parent(parent), .. } => {
+                    Some(parent).filter(|_| !slice.is_in_parents_process)
+                }
+                _ => None,
+            },
+            ..ThreadState::default()
+        });
+        thread.sums.name = slice.name;
+        let on_cpu_ns = slice.end_ns.saturating_sub(slice.start_ns.max(from_ns));
+        thread.sums.on_cpu_ns += on_cpu_ns;
+        if thread.is_kernel == Some(false) {
+            self.on_cpu_ns += on_cpu_ns;
+        }
+        let runnable = match slice.entry {
+            SwitchIn::Preempted { at_ns } => Some((at_ns, None)),
+            SwitchIn::Woken { at_ns, by, .. } => Some((at_ns.min(slice.start_ns), Some(by))),
+            SwitchIn::GoesOn | SwitchIn::Queued { .. } | SwitchIn::Unseen => None,
+        };
+        if let Some((runnable_ns, by)) = runnable {
+            let mut waits = [None; 2];
+            if let (Some(by), Some((left_ns, blocked))) = (by, thread.left.take()) {
+                let call = match blocked.syscall {
+                    Some(number) => kind_of_call(&mut self.calls, number, call_name),
+                    None => CallKind::Other,
+                };
+                let ns = runnable_ns.saturating_sub(left_ns);
+                let group = ThreadState::group_of(blocked, call, by).filter(|_| ns > 0 && slice.stopped.is_none());
+                let waker = if let Waker::Thread(tid) = by { Some(tid) } else { None };
+                let asked_waker = || waker.is_some_and(|waker| thread.has_asked(waker, left_ns));
+                let has_asked = call == CallKind::Writes || asked_waker();
+                let wait =
+                    |by| HeldUpWait { group: Group::Blocked { by, call: blocked.syscall }, waker, has_asked, ns };
+                waits[0] = group.map(|by| (wait(by), left_ns, slice.start_ns, true));
+                thread.resumed_ns = slice.start_ns;
+            }
+            let ready_ns = slice.start_ns.saturating_sub(runnable_ns.max(from_ns.min(slice.start_ns)));
+            if ready_ns > 0 {
+                let throttled_ns = slice.throttled_ns.min(ready_ns);
+                (thread.sums.ready_ns, thread.sums.throttled_ns) =
+                    (thread.sums.ready_ns + ready_ns, thread.sums.throttled_ns + throttled_ns);
+                if thread.is_kernel == Some(false) {
+                    self.ready_ns += ready_ns - throttled_ns;
+                }
+                let wait = HeldUpWait { group: Group::Ready, waker: None, has_asked: false, ns: ready_ns };
+                waits[1] = Some((wait, slice.start_ns - ready_ns, slice.start_ns, false));
+            }
+            for (wait, from_ns, to_ns, is_wait) in waits.into_iter().flatten() {
+                let Some(sums) = thread.sums.add(&wait) else { continue };
+                let weight = sums.unsampled_ns / SAMPLE_NS;
+                sums.unsampled_ns %= SAMPLE_NS;
+                if weight > 0 && self.due.len() < MAX_DUE {
+                    let query = Query { tid, from_ns, to_ns, is_wait, is_command: false };
+                    self.due.push(Sample { query, name: slice.name, group: wait.group, weight });
+                }
+            }
+        }
+        match slice.exit {
+            SwitchOut::Blocked(blocked) => {
+                thread.is_kernel = Some(blocked.is_kernel);
+                thread.left = Some((slice.end_ns, blocked));
+            }
+            SwitchOut::Preempted => thread.left = None,
+            SwitchOut::Dead => self.exit(tid, slice.end_ns),
+            SwitchOut::GoesOn => {}
+        }
+    }
+
+    /// Adds an exited thread to those of its name.
+    fn exit(&mut self, tid: u32, at_ns: u64) {
+        let Some(mut thread) = self.threads.remove(&tid).filter(|thread| thread.is_kernel != Some(true)) else {
+            return;
+        };
+        thread.sums.lived_ns += at_ns.saturating_sub(thread.counted_from_ns);
+        if let Some(parent) = thread.parent.filter(|_| self.spawned.len() < MAX_NAMES) {
+            *self.spawned.entry((thread.sums.name, parent)).or_default() += 1;
+        }
+        if self.exited.len() < MAX_NAMES || self.exited.contains_key(&thread.sums.name) {
+            self.exited.entry(thread.sums.name).or_default().absorb(thread.sums);
+        }
+    }
+
+    /// Chooses waits whose paths are wanted, of the threads that were held up most.
+    pub fn samples(&mut self) -> Vec<Sample> {
+        let mut groups: HashMap<(u32, Group), Vec<Sample>> = HashMap::new();
+        for sample in std::mem::take(&mut self.due) {
+            let tid = sample.query.tid;
+            // Threads that could run most of the time share the CPUs that there are.
+            let is_busy =
+                |sums: &ThreadSums| (sums.on_cpu_ns + sums.ready_ns - sums.throttled_ns) * 2 > self.covered_ns;
+            if sample.group == Group::Ready && self.threads.get(&tid).is_none_or(|thread| is_busy(&thread.sums)) {
+                continue;
+            }
+            groups.entry((tid, sample.group)).or_default().push(sample);
+        }
+        let weight = |samples: &[Sample]| samples.iter().map(|sample| sample.weight).sum::<u64>();
+        let mut groups: Vec<(u64, Vec<Sample>)> =
+            groups.into_values().map(|samples| (weight(&samples), samples)).collect();
+        groups.sort_by_key(|(weight, samples)| (std::cmp::Reverse(*weight), samples.first().map(|of| of.query.tid)));
+        groups.into_iter().flat_map(|(_, samples)| thinned(&samples)).take(MAX_SAMPLES).collect()
+    }
+
+    /// Adds the path of a sample.
+    pub fn explain(&mut self, sample: &Sample, path: &Path) {
+        let exited = &mut self.exited;
+        let sums = self.threads.get_mut(&sample.query.tid).map(|thread| &mut thread.sums);
+        if let Some(sums) = sums.or_else(|| exited.get_mut(&sample.name)) {
+            sums.explain(sample.group, sample.weight, path);
+        }
+    }
+
+    /// Returns the threads that wait now, by TID and system call, and were held up in that call for long.
+    pub fn held_up_now(&self, call_name: &mut dyn FnMut(u16) -> Option<String>) -> Vec<(u32, String)> {
+        let mut waiting: Vec<(u64, u32, u16)> = Vec::new();
+        for (&tid, thread) in &self.threads {
+            let Some(number) = thread.left.and_then(|(_, blocked)| blocked.syscall) else { continue };
+            let is_of_call = |group: Group| matches!(group, Group::Blocked { call: Some(call), .. } if call == number);
+            let ns = thread.sums.groups.iter().filter(|sums| is_of_call(sums.group)).map(|sums| sums.ns).sum::<u64>();
+            if ns as f64 >= MIN_LOOKUP_SHARE * self.covered_ns as f64 && ns > 0 {
+                waiting.push((ns, tid, number));
+            }
+        }
+        waiting.sort_by(|a, b| b.cmp(a));
+        waiting.truncate(MAX_LOOKUPS);
+        waiting.into_iter().filter_map(|(_, tid, number)| Some((tid, call_name(number)?))).collect()
+    }
+
+    /// Returns what was counted since the last call. `is_work` tells whether the waiter of a pair only waits for work:
+    /// then the other program does not hold it up.
+    pub fn take(
+        &mut self,
+        is_work: &dyn Fn(Pair) -> bool,
+        call_name: &mut dyn FnMut(u16) -> Option<String>,
+    ) -> Programs {
+        let until_ns = self.read_until_ns;
+        let covered_ns = std::mem::take(&mut self.covered_ns);
+        let mut programs = Programs {
+            covered_ns,
+            on_cpu_ns: std::mem::take(&mut self.on_cpu_ns),
+            ready_ns: std::mem::take(&mut self.ready_ns),
+            held_up: Vec::new(),
+            spawned: self.take_spawned(covered_ns),
+        };
+        let is_long = |ns: u64| ns as f64 >= MIN_SHARE * covered_ns as f64;
+        let mutual = self.lesser_of_mutual_pairs();
+        for (&tid, thread) in &mut self.threads {
+            let sums = std::mem::take(&mut thread.sums);
+            thread.sums.name = sums.name;
+            let lived_ns = until_ns.saturating_sub(thread.counted_from_ns);
+            thread.counted_from_ns = until_ns;
+            if thread.is_kernel != Some(false) || !is_long(sums.held_up_ns()) {
+                continue;
+            }
+            let mut sums = ThreadSums { lived_ns: sums.lived_ns + lived_ns, ..sums };
+            sums.groups.retain(|group| {
+                let is_of_program = matches!(group.group, Group::Blocked { by: HeldUpBy::Program, .. });
+                let pair = group.main_waker().filter(|_| is_of_program).map(|waker| Pair { waiter: tid, waker });
+                pair.is_none_or(|pair| {
+                    let reverse = Pair { waiter: pair.waker, waker: pair.waiter };
+                    !is_work(pair) && (!mutual.contains(&pair) || is_work(reverse))
+                })
+            });
+            let who = thread.actor(tid);
+            programs.held_up.extend(program_of(who, sums, call_name));
+        }
+        for (name, mut sums) in self.exited.drain() {
+            // Who short-lived threads wait for, and whether it is their parent, is no longer known.
+            sums.groups.retain(|group| !matches!(group.group, Group::Blocked { by: HeldUpBy::Program, .. }));
+            if is_long(sums.held_up_ns()) {
+                programs.held_up.extend(program_of(ActorName::program(name.text()), sums, call_name));
+            }
+        }
+        programs.held_up.retain(|program| is_long(program.held_up_ns()));
+        programs.held_up.sort_by(|a, b| (b.held_up_ns(), &a.who).cmp(&(a.held_up_ns(), &b.who)));
+        programs.held_up.truncate(MAX_PROGRAMS);
+        // Threads that did not run for long are forgotten; their next run is found as that of a new thread.
+        if self.threads.len() > MAX_THREADS / 2 {
+            self.threads.retain(|_, thread| thread.resumed_ns.saturating_add(10_000_000_000) > until_ns);
+        }
+        programs
+    }
+
+    /// Returns the programs that others started often.
+    fn take_spawned(&mut self, covered_ns: u64) -> Vec<Spawned> {
+        let is_often = |runs: u64| runs as f64 * 1e9 >= MIN_RUNS_A_SECOND * covered_ns as f64;
+        let of = |((name, parent), runs): ((Name, u32), u64)| {
+            let of_parent = self.threads.get(&parent).map(|thread| thread.sums.name).unwrap_or_default();
+            Spawned { name: name.text(), by: ActorName::thread(of_parent.text(), parent), runs }
+        };
+        let mut often: Vec<Spawned> =
+            std::mem::take(&mut self.spawned).into_iter().filter(|&(_, runs)| is_often(runs)).map(of).collect();
+        often.sort_by(|a, b| (b.runs, &a.name, &a.by).cmp(&(a.runs, &b.name, &b.by)));
+        often.truncate(MAX_SPAWNED);
+        often
+    }
+
+    /// Returns pairs whose waiter is also waited for by its waker, for longer: who of both serves the other is not known,
+    /// and the one that waits less is taken to be the server.
+    fn lesser_of_mutual_pairs(&self) -> Vec<Pair> {
+        let mut waits: HashMap<(u32, u32), u64> = HashMap::new();
+        for (&waiter, thread) in &self.threads {
+            for sums in &thread.sums.groups {
+                if matches!(sums.group, Group::Blocked { by: HeldUpBy::Program, .. })
+                    && let Some(waker) = sums.main_waker()
+                {
+                    *waits.entry((waiter, waker)).or_default() += sums.ns;
+                }
+            }
+        }
+        let is_lesser = |&(&(waiter, waker), &ns): &(&(u32, u32), &u64)| {
+            waits.get(&(waker, waiter)).is_some_and(|&other_ns| (other_ns, waker) > (ns, waiter))
+        };
+        waits.iter().filter(is_lesser).map(|(&(waiter, waker), _)| Pair { waiter, waker }).collect()
+    }
+}
+
+/// Returns the kind of a system call.
+fn kind_of_call(
+    calls: &mut HashMap<u16, (CallKind, Option<String>)>,
+    number: u16,
+    call_name: &mut dyn FnMut(u16) -> Option<String>,
+) -> CallKind {
+    let of = calls.entry(number).or_insert_with(|| {
+        let name = call_name(number);
+        (name.as_deref().map_or(CallKind::Other, CallKind::of), name)
+    });
+    of.0
+}
+
+/// Returns at most a few of the samples of one kind, at equal distances, with the weight of all.
+fn thinned(samples: &[Sample]) -> Vec<Sample> {
+    let step = samples.len().div_ceil(MAX_SAMPLES_OF_GROUP).max(1);
+    let one = |chunk: &[Sample]| {
+        let weight = chunk.iter().map(|sample| sample.weight).sum();
+        Sample { weight, ..chunk[chunk.len() / 2] }
+    };
+    samples.chunks(step).map(one).collect()
+}
+
+fn program_of(
+    who: ActorName,
+    sums: ThreadSums,
+    call_name: &mut dyn FnMut(u16) -> Option<String>,
+) -> Option<HeldUpProgram> {
+    if who.comm().and_then(own) == Some(Own::Measures) {
+        return None;
+    }
+    let (lived_ns, on_cpu_ns) = (sums.lived_ns, sums.on_cpu_ns);
+    let parts = sums.parts(call_name);
+    Some(HeldUpProgram { who, process: None, others: 0, lived_ns, on_cpu_ns, parts })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+use super::*;
+use crate::CauseKind;
+use crate::path::PathSegment;
+use crate::path::history::{Blocked, Request};
+
+const MS_NS: u64 = 1_000_000;
+const READ: u16 = 0;
+const WRITE: u16 = 1;
+const POLL: u16 = 7;
+const FLOCK: u16 = 73;
+const WAIT4: u16 = 61;
+
+fn call_name(number: u16) -> Option<String> {
+    let name = match number {
+        READ => "read",
+        WRITE => "write",
+        POLL => "poll",
+        FLOCK => "flock",
+        WAIT4 => "wait4",
+        _ => return None,
+    };
+    Some(name.to_owned())
+}
+
+/// A run slice from and to milliseconds.
+fn ran(tid: u32, from_ms: u64, to_ms: u64, entry: SwitchIn, exit: SwitchOut) -> RunSlice {
+    RunSlice {
+        start_ns: from_ms * MS_NS,
+        end_ns: to_ms * MS_NS,
+        holder: Holder::Thread(tid),
+        name: Name::new(if tid == 7 { "service" } else { "other" }),
+        entry,
+        exit,
+        ..RunSlice::default()
+    }
+}
+
+fn woken(at_ms: u64, by: Waker) -> SwitchIn {
+    SwitchIn::Woken { at_ns: at_ms * MS_NS, by, cpu: 0 }
+}
+
+fn in_call(number: u16) -> SwitchOut {
+    SwitchOut::Blocked(Blocked { syscall: Some(number), ..Blocked::default() })
+}
+
+fn add(tally: &mut Tally, (from_ms, until_ms): (u64, u64), slices: &[RunSlice]) {
+    tally.add((from_ms * MS_NS, until_ms * MS_NS), slices, &mut call_name);
+}
+
+/// Gives each sample a path with this kind.
+fn explain(tally: &mut Tally, kind: CauseKind) {
+    for sample in tally.samples() {
+        let ns = sample.query.to_ns - sample.query.from_ns;
+        let depth = u32::from(sample.query.is_wait);
+        let segment = PathSegment { ns, kind, who: ActorName::thread("other", 8), depth, ..PathSegment::default() };
+        tally.explain(&sample, &Path { segments: vec![segment], is_folded: false });
+    }
+}
+
+fn take(tally: &mut Tally) -> Programs {
+    tally.take(&|_| false, &mut call_name)
+}
+
+/// Returns the parts of a thread, as kind, call and milliseconds.
+fn parts(programs: &Programs, tid: u32) -> Vec<(HeldUpBy, Option<String>, u64)> {
+    let of = programs.held_up.iter().find(|program| program.who.tid() == Some(tid));
+    let parts = of.into_iter().flat_map(|program| &program.parts);
+    parts.map(|part| (part.by, part.via.clone(), part.ns / MS_NS)).collect()
+}
+
+/// Thread 7 blocks in a call at 10 ms, and thread 8 ends the wait at 50 ms; before, 7 wakes 8 if it asks.
+fn wait_in(exit: SwitchOut, has_asked: bool) -> Vec<RunSlice> {
+    let entry = if has_asked { woken(5, Waker::Thread(7)) } else { woken(5, Waker::Network) };
+    vec![
+        ran(8, 0, 1, SwitchIn::Unseen, in_call(POLL)),
+        ran(7, 1, 10, woken(1, Waker::Network), exit),
+        ran(8, 11, 60, entry, in_call(POLL)),
+        ran(7, 55, 60, woken(50, Waker::Thread(8)), in_call(POLL)),
+    ]
+}
+
+#[test]
+fn waits_for_work_hold_nobody_up_and_answers_do() {
+    let held_up = |exit, has_asked, kind| {
+        let mut tally = Tally::default();
+        add(&mut tally, (0, 100), &wait_in(exit, has_asked));
+        explain(&mut tally, kind);
+        parts(&take(&mut tally), 7)
+    };
+    let ready = (HeldUpBy::RunQueue, None, 5);
+    let program = |via: &str| vec![(HeldUpBy::Program, Some(via.to_owned()), 40), ready.clone()];
+    assert_eq!(held_up(in_call(READ), true, CauseKind::Running), program("read"));
+    assert_eq!(held_up(in_call(READ), false, CauseKind::Running), std::slice::from_ref(&ready));
+    assert_eq!(held_up(in_call(WRITE), false, CauseKind::Running), program("write"));
+    // The other program sleeps, and holds nothing.
+    assert_eq!(held_up(in_call(READ), true, CauseKind::Timer), std::slice::from_ref(&ready));
+    let lock = vec![(HeldUpBy::Lock, Some("flock".to_owned()), 40), ready.clone()];
+    assert_eq!(held_up(in_call(FLOCK), false, CauseKind::Timer), lock);
+    for call in [POLL, WAIT4] {
+        assert_eq!(held_up(in_call(call), true, CauseKind::Running), std::slice::from_ref(&ready));
+    }
+    // A page, or a lock of the kernel: whoever holds it for a disk makes it a wait for that.
+    let uninterruptible = SwitchOut::Blocked(Blocked { is_uninterruptible: true, ..Blocked::default() });
+    assert_eq!(held_up(uninterruptible, false, CauseKind::Running)[0].0, HeldUpBy::Lock);
+    assert_eq!(held_up(uninterruptible, false, CauseKind::DiskQueue)[0].0, HeldUpBy::Disk);
+}
+
+#[test]
+fn reader_of_a_pipeline_asks_for_nothing() {
+    // Thread 7 makes room in the pipe, for which the writer waits.
+    let mut tally = Tally::default();
+    let slices = [
+        ran(8, 0, 1, SwitchIn::Unseen, in_call(WRITE)),
+        ran(7, 1, 10, woken(1, Waker::Network), in_call(READ)),
+        ran(8, 11, 60, woken(5, Waker::Thread(7)), in_call(POLL)),
+        ran(7, 50, 60, woken(50, Waker::Thread(8)), in_call(POLL)),
+    ];
+    add(&mut tally, (0, 100), &slices);
+    explain(&mut tally, CauseKind::Running);
+    assert_eq!(parts(&take(&mut tally), 7), []);
+}
+
+#[test]
+fn parents_and_shells_are_no_victims_of_their_children() {
+    let mut tally = Tally::default();
+    add(&mut tally, (0, 100), &wait_in(in_call(READ), true));
+    explain(&mut tally, CauseKind::Running);
+    let programs = tally.take(&|pair| pair == Pair { waiter: 7, waker: 8 }, &mut call_name);
+    assert_eq!(parts(&programs, 7), [(HeldUpBy::RunQueue, None, 5)]);
+}
+
+#[test]
+fn of_two_that_wait_for_each_other_the_longer_waiter_is_held_up() {
+    let mut tally = Tally::default();
+    let slices = [
+        ran(8, 0, 1, SwitchIn::Unseen, in_call(READ)),
+        ran(7, 1, 10, woken(1, Waker::Network), in_call(READ)),
+        ran(8, 10, 50, woken(5, Waker::Thread(7)), in_call(READ)),
+        ran(7, 50, 60, woken(50, Waker::Thread(8)), in_call(READ)),
+        ran(8, 60, 90, woken(60, Waker::Thread(7)), in_call(READ)),
+    ];
+    add(&mut tally, (0, 100), &slices);
+    explain(&mut tally, CauseKind::Running);
+    let programs = take(&mut tally);
+    assert_eq!(parts(&programs, 7), [(HeldUpBy::Program, Some("read".to_owned()), 40)]);
+    assert_eq!(parts(&programs, 8), [(HeldUpBy::RunQueue, None, 5)]);
+    // A parent that waits less than its child is the client all the same.
+    let mut tally = Tally::default();
+    add(&mut tally, (0, 100), &slices);
+    explain(&mut tally, CauseKind::Running);
+    let programs = tally.take(&|pair| pair == Pair { waiter: 7, waker: 8 }, &mut call_name);
+    assert_eq!(parts(&programs, 7), []);
+    assert_eq!(parts(&programs, 8)[0], (HeldUpBy::Program, Some("read".to_owned()), 14));
+}
+
+#[test]
+fn time_beyond_a_gap_is_not_counted() {
+    let mut tally = Tally::default();
+    add(&mut tally, (0, 40), &wait_in(in_call(FLOCK), false)[..2]);
+    // Between 40 and 45 ms nothing was read: the thread may have run.
+    add(&mut tally, (45, 100), &wait_in(in_call(FLOCK), false)[3..]);
+    assert_eq!(parts(&take(&mut tally), 7), [(HeldUpBy::RunQueue, None, 5)]);
+    // Without a gap, a wait may begin in an earlier read.
+    add(&mut tally, (100, 140), &[ran(7, 101, 110, woken(101, Waker::Network), in_call(FLOCK))]);
+    add(&mut tally, (140, 200), &[ran(7, 150, 151, woken(150, Waker::Thread(8)), in_call(POLL))]);
+    let programs = take(&mut tally);
+    assert_eq!(parts(&programs, 7), [(HeldUpBy::Lock, Some("flock".to_owned()), 40)]);
+    assert_eq!(programs.covered_ns, 100 * MS_NS);
+}
+
+#[test]
+fn quota_is_apart_from_the_run_queue() {
+    let mut tally = Tally::default();
+    let throttled = RunSlice {
+        throttled_ns: 30 * MS_NS,
+        ..ran(7, 50, 60, SwitchIn::Preempted { at_ns: 10 * MS_NS }, in_call(POLL))
+    };
+    add(&mut tally, (0, 100), &[throttled]);
+    let programs = take(&mut tally);
+    assert_eq!(parts(&programs, 7), [(HeldUpBy::Quota, None, 30), (HeldUpBy::RunQueue, None, 10)]);
+    assert_eq!((programs.on_cpu_ns, programs.ready_ns), (0, 0), "it was not known to be a program's thread before");
+}
+
+#[test]
+fn short_lived_threads_are_added_up_by_name() {
+    let mut tally = Tally::default();
+    let born = |tid: u32, at_ms: u64| {
+        let birth = ran(
+            tid,
+            at_ms,
+            at_ms + 1,
+            woken(at_ms, Waker::Parent(9)),
+            SwitchOut::Blocked(Blocked { is_uninterruptible: true, in_iowait: true, ..Blocked::default() }),
+        );
+        let end = ran(tid, at_ms + 8, at_ms + 9, woken(at_ms + 8, Waker::Disk(Request::default())), SwitchOut::Dead);
+        [birth, end]
+    };
+    let slices: Vec<RunSlice> = (0..9).flat_map(|number| born(100 + number, 10 * u64::from(number))).collect();
+    add(&mut tally, (0, 100), &slices);
+    let programs = take(&mut tally);
+    let [program] = &programs.held_up[..] else { panic!("{programs:?}") };
+    assert_eq!((program.who.to_string(), program.lived_ns / MS_NS), ("other".to_owned(), 81));
+    assert_eq!((program.parts[0].by, program.parts[0].ns / MS_NS), (HeldUpBy::Disk, 63));
+    assert_eq!(program.parts[0].latency.count(), 9);
+    assert_eq!((programs.spawned[0].name.as_str(), programs.spawned[0].runs), ("other", 9));
+}
+
+#[test]
+fn samples_are_few_and_in_proportion_to_time() {
+    let mut tally = Tally::default();
+    let mut slices = Vec::new();
+    for number in 0..1_000 {
+        let at_ms = number * 10;
+        slices.push(ran(7, at_ms + 9, at_ms + 10, woken(at_ms + 9, Waker::Thread(8)), in_call(FLOCK)));
+    }
+    add(&mut tally, (0, 10_000), &slices);
+    let samples = tally.samples();
+    assert_eq!(samples.len(), MAX_SAMPLES_OF_GROUP);
+    let weight: u64 = samples.iter().map(|sample| sample.weight).sum();
+    // Each wait takes 9 ms, and the first one began unseen.
+    assert_eq!(weight, 999 * 9 / 5);
+    assert!(tally.samples().is_empty());
+}

@@ -1,0 +1,337 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What one thread did, or all exited threads of one name.
+
+use std::collections::VecDeque;
+
+use super::{CallKind, HeldUpBy, HeldUpPart};
+use crate::path::history::{Blocked, Name, Waker};
+use crate::path::timer::TimerKind;
+use crate::path::{Path, PathSegment};
+use crate::{ActorName, Cause, CauseKind, Histogram};
+
+/// Maximum number of kinds of waits of a thread; further ones are not judged.
+const MAX_GROUPS: usize = 16;
+/// Maximum number of wakees that are remembered since the thread was switched in.
+const MAX_WAKEES: usize = 8;
+/// Maximum number of wakers of one kind of wait that are told apart.
+const MAX_WAKERS: usize = 8;
+/// Number of durations from which they are added to the histogram.
+const AT_ONCE: usize = 1_024;
+/// Of the waits for another program, one of this number has to follow a request.
+const ASKED_PART: u64 = 10;
+/// Maximum number of causes of one kind of wait.
+const MAX_CAUSES: usize = 32;
+
+/// Waits of one kind, by a system call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Group {
+    /// Runnable: behind other threads, or throttled.
+    Ready,
+    /// Blocked.
+    Blocked { by: HeldUpBy, call: Option<u16> },
+}
+
+/// A wait of a thread that may have been held up.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct HeldUpWait {
+    pub group: Group,
+    pub waker: Option<u32>,
+    /// Whether the thread is known to have asked for something, if that decides.
+    pub has_asked: bool,
+    pub ns: u64,
+}
+
+/// Sums of the waits of one group.
+#[derive(Clone, Debug)]
+pub(super) struct GroupSums {
+    pub group: Group,
+    pub ns: u64,
+    durations_ns: Vec<u64>,
+    latency: Histogram,
+    /// Wakers that ended the waits, with the time of these.
+    pub wakers: Vec<(u32, u64)>,
+    /// Number of samples that the waits earned and that were not taken yet, in `ns` of the waits.
+    pub unsampled_ns: u64,
+    /// Number of waits, and of those for which the thread asked.
+    count: u64,
+    asked: u64,
+    /// Weight of all samples, and of those that were held up.
+    sampled: u64,
+    held_up: u64,
+    /// Causes of the samples that were held up, in weight.
+    causes: Vec<(Cause, f64)>,
+}
+
+impl GroupSums {
+    fn new(group: Group) -> Self {
+        GroupSums {
+            group,
+            ns: 0,
+            durations_ns: Vec::new(),
+            latency: Histogram::default(),
+            wakers: Vec::new(),
+            unsampled_ns: 0,
+            count: 0,
+            asked: 0,
+            sampled: 0,
+            held_up: 0,
+            causes: Vec::new(),
+        }
+    }
+
+    fn add(&mut self, wait: &HeldUpWait) {
+        self.ns += wait.ns;
+        self.unsampled_ns += wait.ns;
+        self.count += 1;
+        self.asked += u64::from(wait.has_asked);
+        self.durations_ns.push(wait.ns);
+        if self.durations_ns.len() >= AT_ONCE {
+            self.count();
+        }
+        let Some(waker) = wait.waker else { return };
+        let has_room = self.wakers.len() < MAX_WAKERS;
+        match self.wakers.iter_mut().find(|(known, _)| *known == waker) {
+            Some((_, ns)) => *ns += wait.ns,
+            None if has_room => self.wakers.push((waker, wait.ns)),
+            None => {}
+        }
+    }
+
+    fn count(&mut self) {
+        self.latency.merge(&self.durations_ns.drain(..).collect());
+    }
+
+    /// Returns the thread that ended most of the waits.
+    pub fn main_waker(&self) -> Option<u32> {
+        self.wakers.iter().max_by_key(|(_, ns)| *ns).map(|&(tid, _)| tid)
+    }
+
+    /// Adds the path of a sample.
+    fn explain(&mut self, weight: u64, path: &Path) {
+        let is_own = |segment: &&PathSegment| (segment.depth == 0) == (self.group == Group::Ready);
+        let segments: Vec<PathSegment> = path.segments.iter().filter(is_own).cloned().collect();
+        let path = Path { segments, is_folded: false };
+        let whole_ns = path.total_ns();
+        if whole_ns == 0 {
+            return;
+        }
+        self.sampled += weight;
+        // A program that sleeps by itself holds nobody up; what it holds, such as a lock, does.
+        if matches!(self.group, Group::Blocked { by: HeldUpBy::Program, .. }) && !path.is_held_up(0, false) {
+            return;
+        }
+        self.held_up += weight;
+        for cause in path.causes() {
+            let share = weight as f64 * cause.ns as f64 / whole_ns as f64;
+            self.add_cause(cause, share);
+        }
+    }
+
+    /// Adds a cause. Where there are many, threads of one name are one, and beyond that all others.
+    fn add_cause(&mut self, cause: Cause, share: f64) {
+        let is_same = |(known, _): &&mut (Cause, f64)| known.kind == cause.kind && known.who == cause.who;
+        let causes = self.causes.len();
+        match self.causes.iter_mut().find(is_same) {
+            Some((_, sum)) => *sum += share,
+            None if causes < MAX_CAUSES => self.causes.push((cause, share)),
+            None if cause.who.tid().is_some() => {
+                let who = cause.who.by_name();
+                self.add_cause(Cause { who, ..cause }, share);
+            }
+            None if causes < 2 * MAX_CAUSES => self.causes.push((cause, share)),
+            None => self.add_other(share),
+        }
+    }
+
+    fn add_other(&mut self, share: f64) {
+        let is_other = |(cause, _): &&mut (Cause, f64)| cause.who == crate::path::OTHERS;
+        match self.causes.iter_mut().find(is_other) {
+            Some((_, sum)) => *sum += share,
+            None => self.causes.push((Cause::new(CauseKind::Unknown, crate::path::OTHERS, 0), share)),
+        }
+    }
+
+    /// Returns the parts that these waits are.
+    fn parts(mut self, throttled_ns: u64, call_name: &mut dyn FnMut(u16) -> Option<String>) -> Vec<HeldUpPart> {
+        self.count();
+        let GroupSums { group, ns, latency, count, asked, sampled, held_up, causes, .. } = self;
+        // Without a sample it is not known whether another program was active.
+        let needs_sample = matches!(group, Group::Blocked { by: HeldUpBy::Program, .. });
+        let ns = match sampled {
+            // Without requests these are waits for work. A request to a thread that is still awake wakes nobody.
+            _ if needs_sample && asked.saturating_mul(ASKED_PART) < count => 0,
+            0 if needs_sample => 0,
+            0 => ns,
+            _ => (ns as f64 * held_up as f64 / sampled as f64) as u64,
+        };
+        let scaled = |ns: u64, is_wanted: &dyn Fn(CauseKind) -> bool| {
+            let causes = causes.iter().filter(|(cause, _)| is_wanted(cause.kind));
+            let all: f64 = causes.clone().map(|(_, share)| share).sum();
+            let scaled = causes.map(|(cause, share)| Cause { ns: (share / all * ns as f64) as u64, ..cause.clone() });
+            let mut scaled: Vec<Cause> = scaled.filter(|cause| cause.ns > 0).collect();
+            scaled.sort_by(|a, b| (b.ns, a.kind, &a.who).cmp(&(a.ns, b.kind, &b.who)));
+            scaled
+        };
+        match group {
+            Group::Ready => {
+                let throttled_ns = throttled_ns.min(ns);
+                let of =
+                    |by, ns, causes| HeldUpPart { by, ns, latency: latency.clone(), causes, ..HeldUpPart::default() };
+                let is_quota = |kind| kind == CauseKind::Throttled;
+                let quota = of(HeldUpBy::Quota, throttled_ns, scaled(throttled_ns, &is_quota));
+                let rest_ns = ns - throttled_ns;
+                let queued = of(HeldUpBy::RunQueue, rest_ns, scaled(rest_ns, &|kind| !is_quota(kind)));
+                vec![quota, queued].into_iter().filter(|part| part.ns > 0).collect()
+            }
+            Group::Blocked { by, call } if ns > 0 => {
+                let of_disk = |cause: &&(Cause, f64)| matches!(cause.0.kind, CauseKind::Disk | CauseKind::DiskQueue);
+                let all: f64 = causes.iter().map(|(_, share)| share).sum();
+                let disk: f64 = causes.iter().filter(of_disk).map(|(_, share)| share).sum();
+                // Whoever holds a lock of the kernel, or commits a journal, may wait for a disk itself.
+                let by = if by == HeldUpBy::Lock && all > 0.0 && disk * 2.0 >= all { HeldUpBy::Disk } else { by };
+                let via = call.and_then(call_name);
+                vec![HeldUpPart { by, via, object: None, ns, latency, causes: scaled(ns, &|_| true) }]
+            }
+            Group::Blocked { .. } => Vec::new(),
+        }
+    }
+}
+
+/// What one thread did within the span, or all exited threads of one name.
+#[derive(Clone, Debug, Default)]
+pub(super) struct ThreadSums {
+    pub name: Name,
+    pub on_cpu_ns: u64,
+    pub ready_ns: u64,
+    pub throttled_ns: u64,
+    pub lived_ns: u64,
+    pub groups: Vec<GroupSums>,
+}
+
+impl ThreadSums {
+    /// Adds a wait and returns its group, unless there are too many.
+    pub fn add(&mut self, wait: &HeldUpWait) -> Option<&mut GroupSums> {
+        let at = match self.groups.iter().position(|sums| sums.group == wait.group) {
+            Some(at) => at,
+            None if self.groups.len() < MAX_GROUPS => {
+                self.groups.push(GroupSums::new(wait.group));
+                self.groups.len() - 1
+            }
+            None => return None,
+        };
+        self.groups[at].add(wait);
+        Some(&mut self.groups[at])
+    }
+
+    /// Adds the path of a sample of a group.
+    pub fn explain(&mut self, group: Group, weight: u64, path: &Path) {
+        if let Some(sums) = self.groups.iter_mut().find(|sums| sums.group == group) {
+            sums.explain(weight, path);
+        }
+    }
+
+    /// Returns the time of waits that may have been held up.
+    pub fn held_up_ns(&self) -> u64 {
+        self.groups.iter().map(|sums| sums.ns).sum()
+    }
+
+    /// Adds the sums of an exited thread.
+    pub fn absorb(&mut self, other: ThreadSums) {
+        self.on_cpu_ns += other.on_cpu_ns;
+        self.ready_ns += other.ready_ns;
+        self.throttled_ns += other.throttled_ns;
+        self.lived_ns += other.lived_ns;
+        for mut sums in other.groups {
+            sums.count();
+            let Some(own) = self.groups.iter_mut().find(|own| own.group == sums.group) else {
+                if self.groups.len() < MAX_GROUPS {
+                    self.groups.push(sums);
+                }
+                continue;
+            };
+            own.ns += sums.ns;
+            own.latency.merge(&sums.latency);
+            own.count += sums.count;
+            own.asked += sums.asked;
+            own.sampled += sums.sampled;
+            own.held_up += sums.held_up;
+            sums.causes.into_iter().for_each(|(cause, share)| own.add_cause(cause, share));
+        }
+    }
+
+    /// Returns all parts, longest first.
+    pub fn parts(self, call_name: &mut dyn FnMut(u16) -> Option<String>) -> Vec<HeldUpPart> {
+        let throttled_ns = self.throttled_ns;
+        let groups = self.groups.into_iter();
+        let mut parts: Vec<HeldUpPart> = groups.flat_map(|sums| sums.parts(throttled_ns, call_name)).collect();
+        parts.sort_by_key(|part| std::cmp::Reverse(part.ns));
+        parts
+    }
+}
+
+/// State of a thread between its run slices.
+#[derive(Clone, Debug, Default)]
+pub(super) struct ThreadState {
+    pub sums: ThreadSums,
+    /// When it was first seen, or counted last.
+    pub counted_from_ns: u64,
+    /// Since when it has been off its CPU, blocked.
+    pub left: Option<(u64, Blocked)>,
+    /// When it was switched in after its last wait.
+    pub resumed_ns: u64,
+    /// The thread of another process that created it, if that was seen.
+    pub parent: Option<u32>,
+    /// Whether it is a kernel thread, if it has blocked.
+    pub is_kernel: Option<bool>,
+    /// Whom it woke, and when, latest last.
+    pub wakees: VecDeque<(u32, u64)>,
+}
+
+impl ThreadState {
+    /// Records that the thread wakes another one.
+    pub fn wakes(&mut self, tid: u32, at_ns: u64) {
+        if self.wakees.len() >= MAX_WAKEES {
+            self.wakees.pop_front();
+        }
+        self.wakees.push_back((tid, at_ns));
+    }
+
+    /// Returns whether it woke the thread after its last wait and before it blocked: it asked for something.
+    pub fn has_asked(&self, tid: u32, blocked_ns: u64) -> bool {
+        let is_of_run = |at_ns: u64| (self.resumed_ns..=blocked_ns).contains(&at_ns);
+        self.wakees.iter().any(|&(wakee, at_ns)| wakee == tid && is_of_run(at_ns))
+    }
+
+    /// Returns what may have held the thread up in a wait, if anything.
+    pub fn group_of(blocked: Blocked, call: CallKind, by: Waker) -> Option<HeldUpBy> {
+        if blocked.is_kernel || blocked.stop.is_some() {
+            return None;
+        }
+        match by {
+            Waker::Disk(_) => Some(HeldUpBy::Disk),
+            Waker::Timer(TimerKind::MemoryLimit) => Some(HeldUpBy::Memory),
+            Waker::Timer(TimerKind::DirtyThrottling | TimerKind::DiskLimit | TimerKind::WritebackThrottling) => {
+                Some(HeldUpBy::Disk)
+            }
+            Waker::Irq | Waker::Softirq if blocked.is_uninterruptible && blocked.in_iowait => Some(HeldUpBy::Disk),
+            Waker::Thread(_) if blocked.is_uninterruptible => match call {
+                CallKind::Child => None,
+                CallKind::Syncs => Some(HeldUpBy::Disk),
+                _ if blocked.in_iowait => Some(HeldUpBy::Disk),
+                _ => Some(HeldUpBy::Lock),
+            },
+            Waker::Thread(_) => match call {
+                CallKind::FileLock | CallKind::Futex => Some(HeldUpBy::Lock),
+                CallKind::Syncs if blocked.in_iowait => Some(HeldUpBy::Disk),
+                CallKind::Writes | CallKind::Reads => Some(HeldUpBy::Program),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
+    /// Returns the name with the TID.
+    pub fn actor(&self, tid: u32) -> ActorName {
+        ActorName::thread(self.sums.name.text(), tid)
+    }
+}

@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Programs by the share of time that they were held up: read from the account's rings now and then, within a budget.
+//!
+//! The kernel's programs do nothing for this. Slices beyond the budget are left out: shares are of the time that was read.
+
+use std::time::Duration;
+
+use whylate_model::path::history::{CpuTimeline as _, Holder, RunSlice, SwitchIn};
+use whylate_model::path::{PathBuilder, Query, walk};
+use whylate_model::programs::{HeldUpProgram, Programs, Sample, Tally};
+use whylate_model::wait::is_user_lock;
+use whylate_model::{ActorName, Stack};
+
+use super::sleeps::PathNameSource;
+use crate::cpu_account::Account;
+use crate::kernel::clock;
+use crate::kernel::proc;
+use crate::kernel::symbols::KernelSymbols;
+use crate::kernel::syscalls;
+use crate::paths::PathNames;
+
+use self::lookup::Lookup;
+use self::relatives::is_work;
+
+mod lookup;
+mod relatives;
+
+/// Maximum number of slices that are read at a time, over all CPUs.
+const MAX_SLICES: usize = 48_000;
+/// Reading may take at most 1/100 of a CPU.
+const REST_FACTOR: u64 = 100;
+/// Maximum number of programs in a snapshot, and the part of the time for which each has to be held up.
+const MAX_PROGRAMS: usize = 32;
+const MIN_PART: u64 = 50;
+/// Time until all programs have recorded what they saw.
+const SETTLED_NS: u64 = 2_000_000;
+/// Minimum time between two reads, unless a snapshot is due.
+const READ_EVERY: Duration = Duration::from_millis(150);
+
+/// What threads do, from the account's rings.
+pub(super) struct ProgramShares {
+    tally: Tally,
+    names: PathNames,
+    lookup: Lookup,
+    rests_until_ns: u64,
+    slices: Vec<RunSlice>,
+}
+
+impl ProgramShares {
+    pub(super) fn new(symbols: &KernelSymbols) -> Self {
+        ProgramShares {
+            tally: Tally::default(),
+            names: PathNames::new(symbols.shared()),
+            lookup: Lookup::default(),
+            rests_until_ns: 0,
+            slices: Vec::new(),
+        }
+    }
+
+    /// Reads what threads have done since the last time, unless that took too long recently.
+    pub(super) fn read(&mut self, account: &Account) {
+        let now_ns = clock::monotonic_ns();
+        if now_ns < self.rests_until_ns {
+            return;
+        }
+        self.read_now(account, now_ns.saturating_sub(SETTLED_NS));
+        self.lookup.advance(&self.tally);
+        let took_ns = clock::monotonic_ns().saturating_sub(now_ns);
+        let rest_ns = took_ns.saturating_mul(REST_FACTOR).max(READ_EVERY.as_nanos() as u64);
+        self.rests_until_ns = now_ns.saturating_add(rest_ns);
+    }
+
+    fn read_now(&mut self, account: &Account, until_ns: u64) {
+        let after_ns = self.tally.read_until_ns();
+        let Some(mut history) = account.history(until_ns).filter(|_| until_ns > after_ns) else { return };
+        let (cpus, mut from_ns) = (history.cpus(), after_ns);
+        let max_slices = (MAX_SLICES / cpus.max(1)).max(1_000);
+        self.slices.clear();
+        for cpu in 0..cpus {
+            let (mut reached_ns, mut left) = (until_ns, max_slices);
+            while reached_ns > after_ns
+                && left > 0
+                && let Some(slice) = history.previous(cpu)
+            {
+                (reached_ns, left) = (slice.start_ns, left - 1);
+                if matches!(slice.holder, Holder::Thread(_)) {
+                    self.slices.push(slice);
+                }
+            }
+            // A CPU that was never seen has nothing to read.
+            if reached_ns < until_ns {
+                from_ns = from_ns.max(reached_ns);
+            }
+        }
+        self.slices.retain_mut(|slice| {
+            if slice.start_ns < from_ns {
+                (slice.start_ns, slice.entry) = (from_ns, SwitchIn::GoesOn);
+            }
+            slice.end_ns > from_ns
+        });
+        self.slices.sort_by_key(|slice| slice.start_ns);
+        self.tally.add((from_ns, until_ns), &self.slices, &mut call_name);
+        self.explain(account, until_ns);
+    }
+
+    /// Follows a sample of the waits along their wakers.
+    fn explain(&mut self, account: &Account, until_ns: u64) {
+        let samples: Vec<Sample> = self.tally.samples();
+        let Some(mut history) = account.history(until_ns).filter(|_| !samples.is_empty()) else { return };
+        let asked: Vec<Query> = samples.iter().map(|sample| sample.query).collect();
+        let mut found: Vec<PathBuilder> = samples.iter().map(|_| PathBuilder::default()).collect();
+        walk(&mut history, &asked, &(), &mut |number, finding| found[number].add(finding));
+        for (sample, mut found) in samples.iter().zip(found) {
+            found.name(sample.query.tid, sample.name);
+            let path = found.finish(&mut PathNameSource::of_names(&mut self.names));
+            self.tally.explain(sample, &path);
+        }
+    }
+
+    /// Returns what was read since the last snapshot. `stacks` show whether a futex is a lock.
+    pub(super) fn take(&mut self, account: &Account, stacks: &[Stack]) -> Programs {
+        self.read_now(account, clock::monotonic_ns().saturating_sub(SETTLED_NS));
+        let mut programs = self.tally.take(&is_work, &mut call_name);
+        for program in &mut programs.held_up {
+            let process = program.who.tid().and_then(relatives::process_of);
+            let label = process.as_ref().map_or_else(|| program.who.clone(), |process| process.label.clone());
+            if label != program.who {
+                program.process = Some(label);
+            }
+            let pid = process.map(|process| process.pid);
+            weigh_futex(program, pid, stacks);
+            for part in &mut program.parts {
+                let found = program.who.tid().zip(part.via.as_deref());
+                part.object = found.and_then(|(tid, via)| self.lookup.object(tid, via));
+            }
+        }
+        // Threads whose futexes are no locks are not held up.
+        programs.held_up.retain(|program| program.held_up_ns() > programs.covered_ns / MIN_PART);
+        programs.held_up.sort_by(|a, b| (b.held_up_ns(), &a.who).cmp(&(a.held_up_ns(), &b.who)));
+        programs.held_up.truncate(MAX_PROGRAMS);
+        self.lookup.forget_others(&programs);
+        programs
+    }
+}
+
+fn call_name(number: u16) -> Option<String> {
+    syscalls::name(number.into())
+}
+
+/// Keeps the share of the thread's waits in futexes that its sampled stacks show to be for a lock: the others wait for
+/// work, or it is not known what for.
+fn weigh_futex(program: &mut HeldUpProgram, pid: Option<u32>, stacks: &[Stack]) {
+    let Some(at) =
+        program.parts.iter().position(|part| part.via.as_deref().is_some_and(|via| via.starts_with("futex")))
+    else {
+        return;
+    };
+    let pid = pid.map(|pid| pid.to_string());
+    let (mut all_ns, mut locks_ns) = (0_u64, 0_u64);
+    for stack in stacks {
+        let label = |name: &str| stack.labels.get(name).map(String::as_str);
+        let is_of = label("pid") == pid.as_deref() && label("thread") == program.who.comm();
+        if !is_of || !label("syscall").is_some_and(|call| call.starts_with("futex")) {
+            continue;
+        }
+        all_ns += stack.weight_ns;
+        if is_user_lock(&stack.user) {
+            locks_ns += stack.weight_ns;
+        }
+    }
+    if locks_ns == 0 {
+        program.parts.remove(at);
+        return;
+    }
+    let share = locks_ns as f64 / all_ns as f64;
+    let part = &mut program.parts[at];
+    part.ns = (part.ns as f64 * share) as u64;
+    part.causes.iter_mut().for_each(|cause| cause.ns = (cause.ns as f64 * share) as u64);
+    program.parts.sort_by_key(|part| std::cmp::Reverse(part.ns));
+}
+
+/// A process, and its label.
+struct Process {
+    pid: u32,
+    parent: u32,
+    label: ActorName,
+}
+
+/// Returns a field of a `status` file.
+fn field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
+    status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim)
+}
+
+fn status_of(tid: u32) -> Option<String> {
+    proc::text(format!("/proc/{tid}/status")).ok()
+}

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Processes of threads, and how two of them are related.
+
+use std::fs;
+
+use whylate_model::ActorName;
+use whylate_model::programs::{CallKind, Pair};
+
+use super::{Process, call_name, field, status_of};
+use crate::kernel::{pid_namespace, proc};
+
+/// Returns the process of a thread, while that lives.
+pub(super) fn process_of(tid: u32) -> Option<Process> {
+    if !pid_namespace::has_proc() {
+        return None;
+    }
+    let status = status_of(tid)?;
+    let number = |name: &str| field(&status, name)?.parse::<u32>().ok();
+    let (pid, parent) = (number("Tgid:")?, number("PPid:")?);
+    let comm = proc::text(format!("/proc/{pid}/comm")).ok()?;
+    Some(Process { pid, parent, label: ActorName::thread(comm.trim_end_matches('\n'), pid) })
+}
+
+/// Returns whether a thread that another one woke only waits for work from it: from another thread of its process, from
+/// its parent, or from the process before it in a pipeline of a shell. So does a thread of which this is not known.
+pub(super) fn is_work(pair: Pair) -> bool {
+    let (Some(waiter), Some(waker)) = (process_of(pair.waiter), process_of(pair.waker)) else { return true };
+    if waiter.pid == waker.pid || waiter.parent == waker.pid {
+        return true;
+    }
+    waiter.parent == waker.parent && waits_for_children(waiter.parent)
+}
+
+/// Returns whether a process waits for its children: a shell, or make.
+fn waits_for_children(pid: u32) -> bool {
+    let text = fs::read_to_string(format!("/proc/{pid}/syscall")).unwrap_or_default();
+    let number = text.split(' ').next().and_then(|number| number.parse::<u16>().ok());
+    number.and_then(call_name).is_some_and(|name| CallKind::of(&name) == CallKind::Child)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn relatives_wait_for_work() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().expect("a child");
+        let (own, of_child) = (std::process::id(), child.id());
+        let is_parents = is_work(Pair { waiter: of_child, waker: own });
+        let is_childs = is_work(Pair { waiter: own, waker: of_child });
+        let is_init = is_work(Pair { waiter: own, waker: 1 });
+        let _ = child.kill();
+        let _ = child.wait();
+        assert!(is_parents && !is_childs && !is_init);
+        assert!(is_work(Pair { waiter: own, waker: own }) && is_work(Pair { waiter: own, waker: of_child }));
+    }
+}
