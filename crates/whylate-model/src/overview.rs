@@ -22,7 +22,7 @@ use crate::recording::Unmeasured;
 use crate::snapshot::{Sleeper, Unexplained};
 use crate::sources::{self, Card};
 use crate::units::rfc3339;
-use crate::{LateEvent, Snapshot, TopN};
+use crate::{ActorName, LateEvent, Snapshot, TopN};
 
 /// Maximum number of worst events.
 const MAX_WORST: usize = 5;
@@ -304,7 +304,12 @@ impl Gatherer {
             .collect();
         for headline in &mut sources {
             let Some(held_up) = &mut headline.held_up else { continue };
-            let of_source = self.for_sleepers.iter().filter(|((source, ..), _)| *source == headline.source);
+            // Threads that measure wait for each other by design.
+            let is_own = |who: &str| who.parse::<ActorName>().is_ok_and(|who| who.is_own());
+            let of_source = self
+                .for_sleepers
+                .iter()
+                .filter(|((source, who, sleeper), _)| *source == headline.source && !(is_own(who) && is_own(sleeper)));
             held_up.for_sleepers = of_source
                 .map(|((_, who, sleeper), &(waits, total_ns))| ForSleeper {
                     who: who.clone(),
@@ -358,7 +363,7 @@ mod tests {
 
     use crate::path::PathSegment;
     use crate::sources::{IRQSOFF, Judged, OFFCPU, SQPOLL, TIMERLAT, WQ};
-    use crate::{ActorName, Cause, CauseKind, Series};
+    use crate::{Cause, CauseKind, Series};
 
     fn late(latency_ns: u64, causes: &[(CauseKind, &str, u64)]) -> LateEvent {
         let name = |who: &str| who.parse::<ActorName>().expect("any text");
@@ -595,6 +600,8 @@ mod tests {
         for (who, sleeper, ms) in [("a:1", "x:7", 150), ("a:1", "x:7", 250), ("b:2", "x:7", 100), ("b:2", "y:8", 500)] {
             gatherer.add(&OFFCPU, wait(who, sleeper, ms));
         }
+        // Of whylate itself.
+        gatherer.add(&OFFCPU, wait("whylate-reads:3", "whylate-offcpu:4", 900));
         // More than are shown.
         (0..5).for_each(|number| gatherer.add(&OFFCPU, wait(&format!("c:{number}"), "z:9", 101)));
         let look = gatherer.finish(&[snapshot(&OFFCPU, "wait", &[], &[])], Vec::new());

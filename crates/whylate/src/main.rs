@@ -15,6 +15,7 @@ mod json;
 mod render;
 mod serve;
 mod store;
+mod terminal;
 mod top;
 
 use std::process::ExitCode;

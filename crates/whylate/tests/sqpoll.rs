@@ -21,7 +21,7 @@ fn is_root() -> bool {
 }
 
 #[test]
-fn succeeds_without_submission_thread() -> Result<()> {
+fn fails_if_the_process_has_no_submission_thread() -> Result<()> {
     let pid = std::process::id().to_string();
     for arguments in
         [&["sqpoll", "-p", &pid][..], &["sqpoll", "-p", &pid, "--json"], &["sqpoll", "-p", &pid, "--backend", "fdinfo"]]
@@ -31,7 +31,7 @@ fn succeeds_without_submission_thread() -> Result<()> {
         }
         let output = whylate(arguments).output()?;
         let said = String::from_utf8_lossy(&output.stderr);
-        ensure!(output.status.code() == Some(0), "{arguments:?}: {}: {said}", output.status);
+        ensure!(output.status.code() == Some(1), "{arguments:?}: {}: {said}", output.status);
         ensure!(output.stdout.is_empty(), "{arguments:?} printed {}", String::from_utf8_lossy(&output.stdout));
         let expected = format!(
             "whylate: process {pid} has no io_uring submission thread now: a ring that is set up with IORING_SETUP_SQPOLL"

@@ -143,7 +143,18 @@ pub struct Waits {
     pub path: Vec<PathSegment>,
 }
 
+/// Kinds of waits in no known system call.
+const OF_KERNEL_THREADS: &str = "waits of kernel threads";
+const OUTSIDE_CALLS: &str = "waits outside system calls";
+const BEGAN_EARLIER: &str = "waits that began earlier";
+const UNRECORDED_START: &str = "waits with unrecorded start";
+
 impl Waits {
+    /// Returns whether no system call is known that the threads waited in.
+    pub fn is_in_no_call(&self) -> bool {
+        [OF_KERNEL_THREADS, OUTSIDE_CALLS, BEGAN_EARLIER, UNRECORDED_START].contains(&self.via.as_str())
+    }
+
     /// Returns whether the program waits by design: for a request, a child or a time, none of which came.
     pub fn is_by_design(&self) -> bool {
         matches!(self.ended_by, Some(EndedBy::NotOver | EndedBy::Timer))
@@ -390,11 +401,11 @@ impl Gatherer<'_> {
         let is_kernel = blocked.map_or(known.is_some_and(|known| known.is_kernel), |blocked| blocked.is_kernel);
         let is_outside_calls = began_earlier && known.is_some_and(|known| known.is_outside_calls);
         let other = match blocked {
-            _ if is_kernel => "waits of kernel threads",
-            Some(_) => "waits outside system calls",
-            None if is_outside_calls => "waits outside system calls",
-            None if began_earlier => "waits that began earlier",
-            None => "waits with unrecorded start",
+            _ if is_kernel => OF_KERNEL_THREADS,
+            Some(_) => OUTSIDE_CALLS,
+            None if is_outside_calls => OUTSIDE_CALLS,
+            None if began_earlier => BEGAN_EARLIER,
+            None => UNRECORDED_START,
         };
         let kind = self.waits.entry((via.unwrap_or_else(|| other.to_owned()), ended_by)).or_default();
         kind.has_via = has_via;

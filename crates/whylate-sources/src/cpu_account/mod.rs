@@ -332,7 +332,7 @@ impl AccountState {
         };
         // Sources with threads or timers of their own name such CPUs themselves.
         let left_out = match of {
-            Timers::Heartbeats => choice.named().map(|named| format!("{named}; {WITHOUT_HEARTBEAT} there")),
+            Timers::Heartbeats => choice.excluded().map(|cpus| format!("{WITHOUT_HEARTBEAT} on {cpus}")),
             _ => None,
         };
         let limitation: Vec<String> = limitation.into_iter().chain(left_out).collect();

@@ -155,11 +155,27 @@ impl Choice {
         if self.asked { self.measured.contains(&cpu) } else { self.rules.why_left_out(cpu).is_none() }
     }
 
-    /// Returns a text with the excluded CPUs and the reasons; `None` if none is.
-    pub(crate) fn named(&self) -> Option<String> {
+    /// Returns the excluded CPUs by reason.
+    fn by_reason(&self) -> BTreeMap<&Reason, Vec<u32>> {
         let mut by_reason: BTreeMap<&Reason, Vec<u32>> = BTreeMap::new();
         self.left_out.iter().for_each(|(cpu, reason)| by_reason.entry(reason).or_default().push(*cpu));
+        by_reason
+    }
+
+    /// Returns a text with the excluded CPUs and the reasons; `None` if none is.
+    pub(crate) fn named(&self) -> Option<String> {
+        let by_reason = self.by_reason();
         let named = by_reason.iter().map(|(reason, cpus)| format!("{} left out: {reason}", are(cpus, "was", "were")));
+        (!by_reason.is_empty()).then(|| named.collect::<Vec<_>>().join("; "))
+    }
+
+    /// Returns the text of `named` without the consequence: `CPU 1: isolated`.
+    pub(crate) fn excluded(&self) -> Option<String> {
+        let by_reason = self.by_reason();
+        let named = by_reason.iter().map(|(reason, cpus)| match &cpus[..] {
+            [cpu] => format!("CPU {cpu}: {reason}"),
+            _ => format!("CPUs {}: {reason}", list(cpus)),
+        });
         (!by_reason.is_empty()).then(|| named.collect::<Vec<_>>().join("; "))
     }
 
@@ -230,6 +246,8 @@ mod tests {
         let remark = "CPU 1 was left out: isolated (isolcpus); CPU 2 was left out: isolated (cpuset); CPU 3 was left out: nohz_full; \
                       CPU 4 was left out: real-time thread loop:123 (fifo) runs there; -c 1-4 measures them";
         assert_eq!(choice.remark().as_deref(), Some(remark));
+        let excluded = choice.excluded().unwrap_or_default();
+        assert!(excluded.starts_with("CPU 1: isolated (isolcpus); CPU 2: ") && !excluded.contains("left out"));
     }
 
     #[test]

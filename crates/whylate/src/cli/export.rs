@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, anyhow};
-use clap::{ArgGroup, Args};
+use clap::Args;
 use whylate_model::recording::Line;
 
 use crate::cli::UsageError;
@@ -12,14 +12,13 @@ use crate::cli::arguments::Within;
 use crate::engine::replay::Replay;
 use crate::engine::ticks::{Lines, drive};
 use crate::render::export::{Destination, Export};
-use crate::render::extension::{Extension, chosen};
+use crate::render::extension::{Extension, chosen, report_written};
 use crate::store::play::Recording;
 
 /// Export a recording to Perfetto, SQL engines and spreadsheets
 ///
 /// A recording can be queried as it is, too: it is JSON lines in zstd frames. docs/sql.md has queries for both.
 #[derive(Debug, Args)]
-#[command(group = ArgGroup::new("form").required(true).multiple(true).args(["output", "perfetto", "parquet", "csv"]))]
 #[command(override_usage = "whylate export FILE -o OUT [-o OUT]...")]
 #[command(after_help = "\
 examples:
@@ -43,7 +42,7 @@ pub struct Arguments {
     within: Within,
     /// Write late events, their causes, and counters; its extension sets the format: .perfetto-trace for a trace,
     /// .parquet/ or .csv/ for a directory of tables
-    #[arg(short, long, value_name = "OUT")]
+    #[arg(short, long, value_name = "OUT", required_unless_present_any = ["perfetto", "parquet", "csv"])]
     output: Vec<PathBuf>,
     /// Write Parquet tables to date=YYYY-MM-DD/host=NAME/ below the directory; recordings of many hosts can share it.
     /// Exporting a recording again replaces its files
@@ -101,7 +100,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         false => recording.play()?,
     });
     let destination = Destination::for_recording(&arguments.file)?;
-    let started = outputs.into_iter().map(|(form, path)| match form {
+    let started = outputs.iter().map(|&(form, path)| match form {
         Form::Perfetto => destination.perfetto(path, replay.header()),
         Form::Parquet if arguments.partition => destination.partitions(path, replay.header()),
         Form::Parquet => destination.parquet(path),
@@ -113,5 +112,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     });
     drive(&mut replay, &mut lines)?;
     replay.finish()?;
-    exports.into_iter().try_for_each(|export| export.end()).context("cannot write the export")
+    exports.into_iter().try_for_each(|export| export.end()).context("cannot write the export")?;
+    outputs.iter().for_each(|(_, path)| report_written(path));
+    Ok(())
 }

@@ -4,9 +4,15 @@
 use whylate_model::sources;
 
 use crate::cli::generate::EXAMPLES;
+use crate::render::text::fit::terminal_columns;
+use crate::render::text::pad::Spaces;
+use crate::terminal::wrapped;
 
 /// Help template with the examples before the list of options.
 const EXAMPLES_FIRST: &str = "{about}{after-help}\n\n{usage-heading} {usage}\n\n{all-args}";
+/// Column at which the descriptions of commands begin, and the width of the help on any terminal, which is clap's.
+const ABOUT_COLUMN: usize = 14;
+const MAX_COLUMNS: usize = 100;
 /// Number of examples that `-h` has.
 const BRIEF_EXAMPLES: usize = 2;
 /// Maximum length of the description of a command in `whylate -h`, and of an option in `-h` of a command.
@@ -56,7 +62,12 @@ pub fn arranged(command: clap::Command, is_brief: bool) -> clap::Command {
         let first = brief(&about(&command), BRIEF_TITLE).to_owned();
         return command.about(first).help_template(template).mut_subcommands(|command| briefly(command, ""));
     }
-    let line = |command: &clap::Command| format!("  {:<12}{}\n", command.get_name(), about(command));
+    let columns = terminal_columns().map_or(MAX_COLUMNS, |columns| columns.min(MAX_COLUMNS));
+    let line = |command: &clap::Command| {
+        let about = wrapped(&about(command), columns.saturating_sub(ABOUT_COLUMN));
+        let indent = format!("\n{}", Spaces(ABOUT_COLUMN));
+        format!("  {:<12}{}\n", command.get_name(), about.join(&indent))
+    };
     let mut groups = "Overview:\n  (none)      Watch this machine for 10 s with every available source\n  \
                       -p PID      Show what a program does with its time (also --comm, --cgroup)\n"
         .to_owned();

@@ -22,7 +22,7 @@ use whylate_sources::offcpu::{CallGraph, KernelThreads, OffcpuOptions};
 
 use crate::cli::arguments::{Explain, Rank, Verbosity};
 use crate::cli::import::stacks;
-use crate::cli::values::{duration_ns, seconds_ns, share_ppm};
+use crate::cli::values::{duration_ns, pid, seconds_ns, share_ppm};
 use crate::cli::{UsageError, existing, present};
 use crate::store::late_buffer::Keep;
 
@@ -84,7 +84,7 @@ pub struct Arguments {
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
     /// Only the threads of this process
-    #[arg(short, long, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(short, long, value_parser = pid)]
     pid: Option<u32>,
     /// Only processes of this name, with all their threads
     #[arg(long, value_name = "NAME")]

@@ -141,6 +141,8 @@ pub fn parse_words(words: &[OsString]) -> Result<Cli, Refusal> {
         let partly = Cli::command().ignore_errors(true).try_get_matches_from(line()).ok();
         let command = partly.and_then(|matches| matches.subcommand_name().map(str::to_owned));
         let unknown = command.is_none().then(|| unknown_command(&error)).flatten();
+        let takes_any_word = command.as_deref() == Some("run");
+        let error = if takes_any_word { error } else { without_advice(error) };
         Refusal { error: unknown.unwrap_or(error), command }
     })
 }
@@ -176,6 +178,17 @@ fn unknown_command(error: &clap::Error) -> Option<clap::Error> {
     let without_options =
         clap::Command::new("whylate").override_usage(USAGE).disable_help_subcommand(true).subcommands(commands);
     is_command.then(|| without_options.try_get_matches_from(["whylate", word]).err()).flatten()
+}
+
+/// Leaves out clap's advice to pass an unknown option as a value: no value begins with a dash.
+fn without_advice(mut error: clap::Error) -> clap::Error {
+    if let Some(ContextValue::StyledStrs(mut advice)) = error.remove(ContextKind::Suggested) {
+        advice.retain(|advice| !advice.to_string().starts_with("to pass "));
+        if !advice.is_empty() {
+            error.insert(ContextKind::Suggested, ContextValue::StyledStrs(advice));
+        }
+    }
+    error
 }
 
 /// Returns the command line with the help of each command.
@@ -291,6 +304,13 @@ mod tests {
         ] {
             let words: Vec<OsString> = line.split(' ').map(OsString::from).collect();
             assert_eq!(parse_words(&words).err().map(|refusal| refusal.status()), Some(status), "{line}");
+        }
+    }
+
+    #[test]
+    fn an_unknown_option_is_no_value() {
+        for (line, advises) in [("wq --wy 5ms", false), ("-z", false), ("run --wy make", true)] {
+            assert_eq!(parsed(line).expect_err(line).contains("as a value"), advises, "{line}");
         }
     }
 

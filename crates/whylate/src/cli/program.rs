@@ -18,6 +18,7 @@ use whylate_model::units::format_ns;
 use whylate_sources::kernel::{cgroups, clock};
 use whylate_sources::paths::{Member, Program, Recorded, Recorder, Stopped, StoppedThreads, SwitchCounts, priority};
 
+use crate::cli::values::pid;
 use crate::cli::{Origin, UsageError};
 use crate::engine::live::wait;
 use crate::engine::progress::Progress;
@@ -35,7 +36,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 #[group(multiple = false)]
 pub struct Of {
     /// Show where this process spends its time, and what it waits for
-    #[arg(short, long, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(short, long, value_parser = pid)]
     pid: Option<u32>,
     /// Show all processes of this name
     #[arg(long, value_name = "NAME")]

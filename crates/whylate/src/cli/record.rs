@@ -27,7 +27,7 @@ use crate::engine::ticks::{Sink, Tick, drive};
 use crate::engine::watch::Watch;
 use crate::render::extension::{Extension, chosen};
 use crate::store::destination::Store;
-use crate::store::recorder::Recorder;
+use crate::store::recorder::{Recorder, say_recorded};
 use crate::store::{DirectoryStore, EXTENSION, FileStore, Retention, RingStore, When, about};
 
 /// Default of `--min-free`.
@@ -308,8 +308,10 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let recorder = Recorder::start(store, Header { every_ns: Some(arguments.every), ..header })?;
     triggers.begin();
     let reduced = reduce_capabilities(true);
-    let progress = Progress::new(format!("Recording to {name}")).until_interrupted();
-    let mut recording = Recording { recorder, triggers, progress, started: Instant::now(), late: 0, lost: 0 };
+    let progress = Progress::new(format!("Recording to {name}"));
+    let progress = if arguments.duration.is_some() { progress } else { progress.until_interrupted() };
+    let of_s = arguments.duration.map_or_else(String::new, |ns| format!(" of {}", ns / 1_000_000_000));
+    let mut recording = Recording { recorder, triggers, progress, started: Instant::now(), of_s, late: 0, lost: 0 };
     drive(&mut live, &mut recording)?;
     // Detaching restores settings.
     drop((reduced, live));
@@ -320,10 +322,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         say!("whylate: no file was written: nothing was late enough, and no SIGUSR1 came");
         return Ok(());
     }
-    for file in files {
-        let file = printable(&file.to_string_lossy());
-        say!("whylate: recorded to {file} (open it with: whylate replay {file})");
-    }
+    files.iter().for_each(|file| say_recorded(file));
     Ok(())
 }
 
@@ -333,6 +332,8 @@ struct Recording {
     triggers: Triggers,
     progress: Progress,
     started: Instant,
+    /// Duration in seconds, after `of`; empty if there is none.
+    of_s: String,
     late: u64,
     lost: u64,
 }
@@ -352,8 +353,8 @@ impl Sink for Recording {
             say!("whylate: {problem}");
         }
         let (seconds, megabytes) = (self.started.elapsed().as_secs(), self.recorder.bytes() as f64 / 1e6);
-        let (late, lost) = (self.late, self.lost);
-        self.progress.show(&format!("{seconds} s, {megabytes:.1} MB, {late} late events, {lost} lost"));
+        let (of_s, late, lost) = (&self.of_s, self.late, self.lost);
+        self.progress.show(&format!("{seconds}{of_s} s, {megabytes:.1} MB, {late} late events, {lost} lost"));
         Ok(ControlFlow::Continue(()))
     }
 }

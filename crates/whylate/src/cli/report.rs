@@ -22,7 +22,7 @@ use crate::engine::ticks::{Sink, Tick, drive};
 use crate::engine::watch::Watch;
 use crate::files::{self, PendingFile};
 use crate::render::export::Destination;
-use crate::render::extension::{Extension, chosen};
+use crate::render::extension::{Extension, chosen, report_written};
 use crate::render::html::{self, Compared, Made, Report, ReportBuilder, recorded};
 use crate::store::play::Recording;
 use crate::store::{Span, about};
@@ -140,7 +140,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     for missing in report.missing.iter().chain(compared.iter().flat_map(|compared| &compared.other.missing)) {
         say!("whylate: {}", printable(missing));
     }
-    say!("whylate: wrote {name} (open it in a browser)");
+    report_written(&path);
     Ok(())
 }
 

@@ -35,6 +35,7 @@ use crate::cli::import::{self, switches};
 use crate::engine::progress::Progress;
 use crate::files;
 use crate::json::write_line;
+use crate::render::extension::report_written;
 use crate::render::text::fit::Fit;
 use crate::render::text::run as text;
 use user::User;
@@ -176,6 +177,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
     if let Some((path, form)) = form {
         let cannot = || format!("cannot write {}", path.display());
         files::write(path, |out| text::write_file(out, form, &explained)).with_context(cannot)?;
+        report_written(path);
     }
     Ok(status.and_then(|status| u8::try_from(status).ok()).unwrap_or(1))
 }

@@ -48,7 +48,7 @@ examples:
     whylate serve --record /var/log/whylate/ --keep 7d --max-size 2G
     # a file of the last 15 minutes when a latency reaches 100 ms
     whylate serve --record flights/ --ring 15m --on-late 100ms
-    # the metrics of a recording, as fast as it was made
+    # the metrics of a recording, at its original speed
     whylate replay web1.whylate serve")]
 pub struct Arguments {
     /// Address to listen on, with its port, or unix:PATH; repeat it for more addresses [default: 127.0.0.1:9797, or the sockets that systemd passes]

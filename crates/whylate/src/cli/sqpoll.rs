@@ -10,7 +10,8 @@ use whylate_sources::sqpoll::SqpollOptions;
 
 use crate::cli::arguments::{Explain, Rank, Record, Schedule, Verbosity, WAITS};
 use crate::cli::runner::{Query, Stream, drive};
-use crate::cli::{Origin, SUCCESS, present};
+use crate::cli::values::pid;
+use crate::cli::{FAILURE, Origin, SUCCESS, present};
 use crate::render::text::fit::terminal_columns;
 use crate::render::text::sqpoll::SqpollText;
 use crate::store::late_buffer::Keep;
@@ -40,7 +41,7 @@ pub struct Arguments {
     #[command(subcommand)]
     what: Option<What>,
     /// Only threads of this process
-    #[arg(short, long, value_name = "PID")]
+    #[arg(short, long, value_parser = pid)]
     pid: Option<u32>,
     /// Measure work at the entry and exit of the functions that do it, where the kernel allows programs there.
     /// Attaching and detaching wait until each submission thread of this host has slept once
@@ -101,11 +102,16 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<u8> {
         say!("whylate: {owner} has no io_uring submission thread now: {HOW_TO}");
         // A thread may start during a longer run.
         if !arguments.schedule.lasts() {
-            return Ok(SUCCESS);
+            return Ok(if arguments.pid.is_some() { FAILURE } else { SUCCESS });
         }
     }
     let mut text = SqpollText::new(thresholds, terminal_columns()).by(arguments.rank.into());
     text.is_verbose = arguments.verbosity.verbose;
-    let is_late = drive(stream, &query, &mut text, &mut |_| ())?;
+    let mut seen_any = false;
+    let is_late = drive(stream, &query, &mut text, &mut |snapshot| seen_any |= !snapshot.series.is_empty())?;
+    // The process has no submission thread, as was said.
+    if arguments.pid.is_some() && !seen_any {
+        return Ok(FAILURE);
+    }
     Ok(arguments.explain.status(is_late))
 }

@@ -20,6 +20,11 @@ pub fn source(text: &str) -> Result<String, String> {
     named(text).map(|card| card.name.to_owned()).ok_or_else(|| format!("choose from: {}", known()))
 }
 
+/// Parses a PID or a TID.
+pub fn pid(text: &str) -> Result<u32, String> {
+    text.parse().ok().filter(|&pid| pid > 0).ok_or_else(|| "give the number that ps shows, not a name".to_owned())
+}
+
 /// Parses a duration with its unit into nanoseconds.
 pub fn duration_ns(text: &str) -> Result<u64, String> {
     positive(text, None)

@@ -5,6 +5,8 @@ use std::io::{self, IsTerminal as _, Write as _};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::terminal::columns_of;
+
 /// Moves the cursor to the start of the line and clears it.
 const CLEAR_LINE: &str = "\r\x1b[K";
 /// Minimum interval between updates during a calculation.
@@ -38,8 +40,9 @@ impl Progress {
     pub fn show(&self, text: &str) {
         if self.is_terminal {
             self.has_text.store(true, Ordering::Relaxed);
+            let columns = columns_of(&io::stderr()).unwrap_or(usize::MAX);
             // A failed write of progress does not matter.
-            let _ = write!(io::stderr(), "{CLEAR_LINE}{}: {text} ...{}", self.label, self.hint);
+            let _ = write!(io::stderr(), "{CLEAR_LINE}{}", in_room(&self.label, text, self.hint, columns));
         }
     }
 
@@ -70,6 +73,17 @@ impl Progress {
     }
 }
 
+/// Returns the line; a second line could not be rewritten. What does not fit is left out: the hint, then the end.
+fn in_room(label: &str, text: &str, hint: &str, columns: usize) -> String {
+    let line = format!("{label}: {text} ...");
+    let fits = |line: &str| line.chars().count() < columns;
+    match format!("{line}{hint}") {
+        whole if fits(&whole) => whole,
+        _ if fits(&line) => line,
+        _ => line.chars().take(columns.saturating_sub(1)).collect(),
+    }
+}
+
 /// Returns the percentage of a span between the time reached and its end.
 fn percent_back(from_ns: u64, to_ns: u64, reached_ns: u64) -> u128 {
     let (gone_ns, whole_ns) = (to_ns.saturating_sub(reached_ns), to_ns.saturating_sub(from_ns).max(1));
@@ -85,6 +99,14 @@ impl Drop for Progress {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn line_fits_a_terminal() {
+        let at = |columns| in_room("Recording", "1 s", " Hit Ctrl-C to end.", columns);
+        let line = "Recording: 1 s ...";
+        assert_eq!([at(38), at(37), at(19)], [&format!("{line} Hit Ctrl-C to end."), line, line]);
+        assert_eq!([at(10), at(0)], ["Recording", ""]);
+    }
 
     #[test]
     fn percentage_is_clamped() {

@@ -56,6 +56,20 @@ impl Extension {
     }
 }
 
+/// Says on standard error that a file was written, and how to open it.
+pub fn report_written(path: &Path) {
+    let name = printable(&path.to_string_lossy());
+    let how = match Extension::from_path(path) {
+        Some(Svg | Html) => " (open it in a browser)".to_owned(),
+        Some(Pprof) => format!(" (open it with: go tool pprof {name})"),
+        Some(Speedscope) => " (open it at https://www.speedscope.app)".to_owned(),
+        Some(Trace | Perfetto) => " (open it at https://ui.perfetto.dev)".to_owned(),
+        Some(Recording) => format!(" (open it with: whylate replay {name})"),
+        Some(Folded | Json | Parquet | Csv) | None => String::new(),
+    };
+    say!("whylate: wrote {name}{how}");
+}
+
 /// Returns the format of an output file, of those that the command can write.
 ///
 /// # Errors

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex};
@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use whylate_model::LateEvent;
 use whylate_model::late::LateKind;
 use whylate_model::recording::{Clock, Frame, Gap, Header, Index, Kept, Line};
-use whylate_model::units::format_ns;
+use whylate_model::units::{format_ns, printable};
 use whylate_sources::kernel::clock;
 
 use super::destination::Store;
@@ -176,12 +176,15 @@ impl Recorder {
         self.status.problem.lock().ok()?.take()
     }
 
-    /// Ends the recording.
+    /// Ends the recording, and says where it is if it is one file.
     ///
     /// # Errors
     /// Fails if something could not be written and no `take_problem` has returned the reason.
     pub fn end(self) -> anyhow::Result<()> {
-        self.finish().map(|_| ())
+        if let [file] = &self.finish()?[..] {
+            say_recorded(file);
+        }
+        Ok(())
     }
 
     /// Ends the recording and returns the paths of its files.
@@ -206,6 +209,12 @@ impl Recorder {
             _ => Ok(()),
         }
     }
+}
+
+/// Says on standard error where a recording is, and how to open it.
+pub fn say_recorded(file: &Path) {
+    let file = printable(&file.to_string_lossy());
+    say!("whylate: recorded to {file} (open it with: whylate replay {file})");
 }
 
 impl Drop for Recorder {

@@ -123,13 +123,24 @@ fn header(state: &State, columns: usize) -> Line<'static> {
     };
     let missed = if state.missed > 0 { format!("{} lost", counted(state.missed, "snapshot")) } else { String::new() };
     let namespace = state.window.header.pid_namespace.map_or_else(String::new, |_| "in a PID namespace".to_owned());
-    let position: Vec<String> = state.views().iter().skip(1).map(|view| title_of(&view.kind)).collect();
-    let position = if position.is_empty() { String::new() } else { format!("> {}", position.join(" > ")) };
+    let position = position(state, columns);
     let gap = if state.window.ticks().any(|tick| tick.has_gap()) { "with gaps".to_owned() } else { String::new() };
     // In a live session, evicted ticks were on the screen before.
     let is_cut = matches!(state.mode, Mode::Replay(_)) && state.window.history.forgotten() > 0;
     let cut = if is_cut { "start dropped (use --from or a larger --history)".to_owned() } else { String::new() };
     Line::styled(joined([mode, host, at, window, position, lost, gap, cut, own, missed, namespace], columns), bold())
+}
+
+/// Renders the views that lead to the top one; only the top one if they are too many.
+fn position(state: &State, columns: usize) -> String {
+    let titles = state.views().iter().skip(1).map(|view| title_of(&view.kind));
+    let titles: Vec<String> = titles.filter(|title| !title.is_empty()).collect();
+    let whole = titles.join(" > ");
+    match titles.as_slice() {
+        [] => String::new(),
+        [_, .., last] if whole.width() > columns / 3 => format!("> .. > {last}"),
+        _ => format!("> {whole}"),
+    }
 }
 
 /// Formats seconds in the largest unit that divides them.
@@ -226,8 +237,9 @@ fn draw_panel(frame: &mut Frame<'_>, area: Rect, panel: &Panel, choice: &Choice,
             // Scrolls only as far as the selected row needs.
             let from = chosen.saturating_sub(shown.saturating_sub(1)).min(rows.len().saturating_sub(shown));
             let rows = &rows[from..(from + shown).min(rows.len())];
-            let layout = Columns::new(columns, rows, usize::from(area.width).saturating_sub(2));
-            let heading = layout.heading(columns, choice);
+            let columns = marked(columns, choice);
+            let layout = Columns::new(&columns, rows, usize::from(area.width).saturating_sub(2));
+            let heading = layout.heading(&columns);
             frame.render_widget(Line::raw(format!("  {heading}")), line(1));
             for (number, row) in rows.iter().enumerate() {
                 let is_chosen = is_focused && from + number == chosen;
@@ -244,6 +256,15 @@ fn draw_panel(frame: &mut Frame<'_>, area: Rect, panel: &Panel, choice: &Choice,
             }
         }
     }
+}
+
+/// Returns the names of columns, with a mark behind the one that rows are sorted by.
+fn marked(names: &[String], choice: &Choice) -> Vec<String> {
+    let mut names = names.to_vec();
+    if let Some(name) = choice.sorted_by.and_then(|column| names.get_mut(column)) {
+        name.push(if choice.is_reversed { '^' } else { '*' });
+    }
+    names
 }
 
 /// Layout of a table, in terminal columns.
@@ -308,22 +329,11 @@ impl Columns {
         Columns { widths: fits, is_left, shown }
     }
 
-    fn heading(&self, names: &[String], choice: &Choice) -> String {
-        let names: Vec<String> = names
-            .iter()
-            .enumerate()
-            .map(|(number, name)| {
-                let mark = match (choice.sorted_by == Some(number), choice.is_reversed) {
-                    (false, _) => "",
-                    (true, false) => "*",
-                    (true, true) => "^",
-                };
-                format!("{}{mark}", name.trim_start_matches(MARKS))
-            })
-            .collect();
+    fn heading(&self, names: &[String]) -> String {
+        let shown: Vec<String> = names.iter().map(|name| name.trim_start_matches(MARKS).to_owned()).collect();
         let left_out = names.len() - self.shown;
         let more = if left_out > 0 { format!(" (+{left_out})") } else { String::new() };
-        self.line(&names) + &more
+        self.line(&shown) + &more
     }
 
     fn line(&self, cells: &[String]) -> String {

@@ -272,10 +272,21 @@ impl Glyphs {
     }
 }
 
-/// Cuts out the middle of a text that is wider than a number of columns.
+/// Minimum width of the text before parentheses.
+const MIN_BEFORE: usize = 16;
+
+/// Cuts out the middle of a text that is wider than a number of columns. Parentheses at its end stay whole; where they
+/// do not fit, they are left out.
 pub fn cut(text: &str, columns: usize) -> String {
     if text.width() <= columns {
         return text.to_owned();
+    }
+    if let Some((before, last)) = text.strip_suffix(')').and_then(|text| text.rsplit_once(" (")) {
+        let room = columns.saturating_sub(last.width() + " ()".len());
+        return match room >= MIN_BEFORE {
+            true => format!("{} ({last})", cut(before, room)),
+            false => cut(before, columns),
+        };
     }
     let kept = columns.saturating_sub(2);
     let (begin, end) = (kept - kept / 2, kept / 2);
@@ -356,5 +367,19 @@ mod tests {
         assert_eq!((wide.as_str(), wide.width()), ("\u{6f22}..\u{5b57}", 6));
         assert_eq!(cut("e\u{301}e\u{301}e\u{301}", 3).width(), 3);
         assert_eq!((cut("abc", 1), cut("abc", 0)), (".".to_owned(), String::new()));
+    }
+
+    #[test]
+    fn parentheses_are_whole_or_left_out() {
+        let who = "thread whylate-measure (whylate itself) (2 of that name)";
+        for (columns, shown) in [
+            (55, "thread why..e-measure (whylate itself) (2 of that name)"),
+            (40, "thread whylate-measure (2 of that name)"),
+            (33, "thread ..measure (2 of that name)"),
+            (30, "thread whylate-measure"),
+            (16, "thread ..measure"),
+        ] {
+            assert_eq!(cut(who, columns), shown);
+        }
     }
 }

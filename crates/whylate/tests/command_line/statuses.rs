@@ -80,6 +80,7 @@ const LINES: [(&str, Lines); 21] = [
         "sqpoll",
         &[
             (SUCCESS, &["replay LATE sqpoll", "replay LATE sqpoll --fail-if-late"]),
+            (FAILURE, &["replay LATE sqpoll -p 1"]),
             (USAGE, &["sqpoll --nonsense", "replay LATE sqpoll --nonsense", "sqpoll -p 4194303"]),
             (USAGE, &["sqpoll sweep --filename /no/such/file"]),
             (NOT_POSSIBLE, &["sqpoll --backend bpf 1 1"]),

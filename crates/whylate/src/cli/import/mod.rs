@@ -16,7 +16,7 @@ use whylate_model::sniff::{Content, HEAD_BYTES, Sniffed, sniff};
 use whylate_model::units::printable;
 
 use crate::cli::arguments::Verbosity;
-use crate::cli::values::duration_ns;
+use crate::cli::values::{duration_ns, pid};
 use crate::cli::{UsageError, existing};
 
 /// Show what another tool has recorded: traces or stacks
@@ -55,7 +55,7 @@ pub struct Arguments {
     #[arg(long)]
     json: bool,
     /// Explain the thread with this TID, instead of the first one that executes a program (context switches only)
-    #[arg(long, conflicts_with = "comm")]
+    #[arg(long, value_parser = pid, conflicts_with = "comm")]
     pid: Option<u32>,
     /// Explain the thread with this name (context switches only)
     #[arg(long, value_name = "NAME")]

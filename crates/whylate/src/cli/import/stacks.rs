@@ -11,6 +11,7 @@ use whylate_model::import::{DEEPEST, Imported, Names, Order};
 use whylate_model::text;
 
 use super::undid;
+use crate::render::extension::report_written;
 use crate::render::text::offcpu::{file, write_lines};
 
 /// `whylate offcpu import`, the former name of `whylate import` for stacks
@@ -102,7 +103,9 @@ impl Files {
             write_lines(&mut out, &lines)?;
             return Ok(out.flush()?);
         };
-        file::write_folded(path, "Off-CPU", "samples", &lines)
+        file::write_folded(path, "Off-CPU", "samples", &lines)?;
+        report_written(path);
+        Ok(())
     }
 }
 

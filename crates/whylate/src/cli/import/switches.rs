@@ -13,6 +13,7 @@ use whylate_model::units::printable;
 use super::undid;
 use crate::files;
 use crate::json::write_line;
+use crate::render::extension::report_written;
 use crate::render::text::fit::Fit;
 use crate::render::text::run as text;
 
@@ -52,6 +53,7 @@ pub fn print(
     if let Some((path, form)) = form {
         let cannot = || format!("cannot write {}", printable(&path.to_string_lossy()));
         files::write(path, |out| text::write_file(out, form, &command.explained)).with_context(cannot)?;
+        report_written(path);
     }
     Ok(())
 }

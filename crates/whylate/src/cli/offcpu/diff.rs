@@ -12,6 +12,7 @@ use whylate_model::import::{DEEPEST, Imported, Names, Order};
 use whylate_model::text;
 
 use crate::cli::existing;
+use crate::render::extension::report_written;
 use crate::render::text::fit::{Fit, terminal_columns};
 use crate::render::text::offcpu::diff::Difference;
 use crate::render::text::offcpu::file;
@@ -21,6 +22,7 @@ pub fn run(before: &Path, after: &Path, output: Option<&Path>) -> anyhow::Result
     if let Some(path) = output {
         let title = "Off-CPU: red waits more than before, blue less";
         file::write_folded(path, title, "millionths of all time", &difference.lines())?;
+        report_written(path);
     }
     let mut out = Fit::stdout(true);
     difference.table().write(&mut out, terminal_columns())?;

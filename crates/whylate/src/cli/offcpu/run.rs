@@ -21,7 +21,7 @@ use crate::engine::replay::Replay;
 use crate::engine::ticks::{Sink, Tick, drive};
 use crate::engine::watch::Watch;
 use crate::files;
-use crate::render::extension::{Extension, chosen};
+use crate::render::extension::{Extension, chosen, report_written};
 use crate::render::json::JsonLines;
 use crate::render::text::fit::{Fit, terminal_columns};
 use crate::render::text::offcpu::chains::Chains;
@@ -271,7 +271,9 @@ fn show(
         } else if let Some(gaps) = chains.as_ref().and_then(|chains| chains.gaps(&snapshot)) {
             say!("whylate: {gaps}");
         }
-        return written.with_context(cannot);
+        written.with_context(cannot)?;
+        report_written(path);
+        return Ok(());
     }
     let mut out = Fit::stdout(!arguments.json);
     if arguments.json {

@@ -4,11 +4,11 @@
 
 use std::fmt::Write as _;
 
-use whylate_model::diff::{Diff, Outcome, Row};
+use whylate_model::diff::{Diff, Measure, Outcome, Row};
 
 use super::markup::{head, name_cell, sentence, text};
 use super::{Report, tables};
-use crate::render::text::diff::{change, change_of_burst, figure, heading, outcome, value, what, write_test};
+use crate::render::text::diff::{change, change_of_burst, figure, heading, outcome, share, value, what, write_test};
 use crate::render::text::overview::Sentences;
 use crate::render::text::text_of;
 
@@ -42,7 +42,7 @@ impl Compared {
             );
         }
         if !diff.bursts.is_empty() {
-            out += "<p>On one side alone or ten times as many there, in bursts that the test cannot judge:</p>\n";
+            out += "<p>On one side only, or ten times as many there, in bursts that the test cannot judge:</p>\n";
             out += &table("bursts", diff.bursts.iter(), change_of_burst);
         }
         let test = text_of(|out| write_test(out, &diff.test));
@@ -93,13 +93,17 @@ fn row_of(row: &Row, change: fn(&Row) -> String) -> String {
         _ => "",
     };
     let cell = |value: String| format!("<td class=\"n\">{}</td>", text(&value));
+    let of_side = |side: &Measure| match share(side) {
+        Some(share) => format!("{} ({share})", value(side, row.unit)),
+        None => value(side, row.unit),
+    };
     format!(
         "<tr class=\"{class}\">{}{}{}{}{}<td>{arrow}{}</td>{}{}</tr>\n",
         name_cell(source),
         name_cell(&what(&row.what)),
         name_cell(&figure(row)),
-        cell(value(&row.before, row.unit)),
-        cell(value(&row.after, row.unit)),
+        cell(of_side(&row.before)),
+        cell(of_side(&row.after)),
         text(&change(row)),
         cell(row.before.count.to_string()),
         cell(row.after.count.to_string()),

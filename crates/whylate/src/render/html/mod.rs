@@ -107,6 +107,14 @@ pub struct Report {
 }
 
 impl Report {
+    /// Returns the sources with their numbers, in the order of the overview of `first`: those that were late come first.
+    fn ordered_as(&self, first: &Report) -> Vec<(usize, &'static Card)> {
+        let place = |card: &Card| first.look.sources.iter().position(|of| of.source == card.name);
+        let mut order: Vec<(usize, &'static Card)> = self.cards.iter().copied().enumerate().collect();
+        order.sort_by_key(|(_, card)| place(card).unwrap_or(usize::MAX));
+        order
+    }
+
     /// Returns the snapshot of a source over all slots, and those of each slot: what is known at the end of a slot may
     /// be gone at the end of all.
     pub fn snapshots(&self, number: usize) -> impl Iterator<Item = &Snapshot> {

@@ -83,7 +83,7 @@ pub fn write(out: &mut dyn Write, report: &Report, compared: Option<&Compared>, 
         out.write_all(compared.differences(&report.zone).as_bytes())?;
     }
     out.write_all(overview(report, &scale, compared).as_bytes())?;
-    for (number, card) in report.cards.iter().enumerate() {
+    for (number, card) in report.ordered_as(report) {
         out.write_all(source_section(report, number, card).as_bytes())?;
     }
     out.write_all(embedded(report, made).as_bytes())?;
@@ -235,12 +235,12 @@ fn overview(report: &Report, scale: &Scale, compared: Option<&Compared>) -> Stri
          Dots are late events, and the bars at the bottom are the delay that each culprit caused then. \
          Drag over a picture, or use the two sliders, to select a span: everything below then covers only that span.",
     );
-    let first = timeline::write(report, scale);
+    let first = timeline::write(report, report, scale);
     let _ = match compared {
         Some(compared) => writeln!(
             out,
             "<div class=\"two\"><div class=\"run\" id=\"first\"><h3>Before</h3>\n{first}</div>\n<div class=\"run\"><h3>After</h3>\n{}</div></div>",
-            timeline::write(&compared.other, scale)
+            timeline::write(&compared.other, report, scale)
         ),
         None => writeln!(out, "<div class=\"run\" id=\"first\">{first}</div>"),
     };

@@ -151,11 +151,11 @@ impl Axis {
     }
 }
 
-/// Returns all pictures of a run.
-pub fn write(report: &Report, scale: &Scale) -> String {
+/// Returns all pictures of a run, in the order of the overview of `first`.
+pub fn write(report: &Report, first: &Report, scale: &Scale) -> String {
     let axis = Axis::for_report(report);
     let mut out = String::new();
-    for (number, card) in report.cards.iter().enumerate() {
+    for (number, card) in report.ordered_as(first) {
         out += &heat(report, number, card, scale, &axis).unwrap_or_default();
     }
     out += &stack(report, scale, &axis);

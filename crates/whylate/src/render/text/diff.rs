@@ -60,7 +60,7 @@ pub fn write(out: &mut dyn Write, diff: &Diff, screen: &Screen) -> io::Result<()
     }
     let shown = if is_all { "" } else { " (--all shows every row)" };
     if !diff.bursts.is_empty() {
-        writeln!(out, "On one side alone or ten times as many there, in bursts that the test cannot judge:")?;
+        writeln!(out, "On one side only, or ten times as many there, in bursts that the test cannot judge:")?;
         let shown = &diff.bursts[..if is_all { diff.bursts.len() } else { diff.bursts.len().min(BURSTS) }];
         table(&shown.iter().collect::<Vec<_>>(), change_of_burst).write(out, terminal_columns)?;
         if diff.bursts.len() > shown.len() {
@@ -131,8 +131,8 @@ fn is_stack(row: &Row) -> bool {
 }
 
 fn table(rows: &[&Row], change: fn(&Row) -> String) -> Table {
-    let mut table = Table::new("<SOURCE, <WHAT, <FIGURE, BEFORE, AFTER, CHANGE, N BEFORE, N AFTER")
-        .hiding_first("N BEFORE, N AFTER, BEFORE, AFTER, CHANGE");
+    let columns = "<SOURCE, <WHAT, <FIGURE, BEFORE, AFTER, CHANGE, % BEFORE, % AFTER, N BEFORE, N AFTER";
+    let mut table = Table::new(columns).hiding_first("N BEFORE, N AFTER, % BEFORE, % AFTER, CHANGE, BEFORE, AFTER");
     for row in rows {
         let source = if row.source.is_empty() { "all" } else { &row.source };
         table.row(vec![
@@ -142,11 +142,13 @@ fn table(rows: &[&Row], change: fn(&Row) -> String) -> Table {
             value(&row.before, row.unit),
             value(&row.after, row.unit),
             change(row),
+            share(&row.before).unwrap_or_default(),
+            share(&row.after).unwrap_or_default(),
             row.before.count.to_string(),
             row.after.count.to_string(),
         ]);
     }
-    table
+    table.without_empty_columns()
 }
 
 /// Renders the figure of a row, e.g. `latency p99`.
@@ -188,20 +190,22 @@ fn short(number: f64) -> String {
     }
 }
 
-/// Renders a figure of one side, with its unit and share; `-` if it is missing.
+/// Renders a figure of one side, with its unit; `-` if it is missing.
 pub fn value(measure: &Measure, unit: Unit) -> String {
     let Some(value) = measure.value else { return "-".to_owned() };
-    let text = match unit {
+    match unit {
         Unit::Ns => format_ns(value as u64),
         Unit::NsPerSecond => format!("{}/s", format_ns(value as u64)),
         Unit::PerSecond => format!("{}/s", short(value)),
         Unit::PerHour => format!("{}/h", short(value)),
         Unit::Share => format!("{}%", short(value * 100.0)),
-    };
-    match measure.share {
-        Some(share) if value > 0.0 => format!("{text} ({}%)", short(share * 100.0)),
-        _ => text,
     }
+}
+
+/// Renders the share that a figure has of the whole of its side, if it has one.
+pub fn share(measure: &Measure) -> Option<String> {
+    let share = measure.share.filter(|_| measure.value.is_some_and(|value| value > 0.0))?;
+    Some(format!("{}%", short(share * 100.0)))
 }
 
 /// Renders the change of a row, or why it has none.

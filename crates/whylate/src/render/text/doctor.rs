@@ -8,7 +8,8 @@ use whylate_sources::capabilities::{
     Btf, Capabilities, ClockSource, CpuList, Cpus, Fact, Kernel, Privileges, Readiness, State, Sysctl, Tracefs,
 };
 
-use crate::render::text::pad::{Left, Spaces, wrapped};
+use crate::render::text::pad::{Left, Spaces};
+use crate::terminal::wrapped;
 
 /// Minimum width of a cell that is broken into lines.
 const MIN_WIDTH: usize = 30;

@@ -2,9 +2,9 @@
 //! Fits lines into a terminal: a longer line is broken at spaces, below the text that it continues.
 
 use std::io::{self, Write};
-use std::os::fd::AsFd;
 
 use super::pad::Spaces;
+use crate::terminal::{columns_of, wrapped};
 
 /// Separate a function and its caller, and a caller and its function.
 const CALLS: [&str; 2] = [" < ", " > "];
@@ -34,11 +34,6 @@ pub fn without_middle(text: &str, room: usize) -> String {
 /// Returns the width of the terminal on standard output; `None` if it is not a terminal.
 pub fn terminal_columns() -> Option<usize> {
     columns_of(&io::stdout())
-}
-
-/// Returns the width of a terminal; `None` if it is not one, which has no size.
-pub fn columns_of(terminal: &impl AsFd) -> Option<usize> {
-    rustix::termios::tcgetwinsize(terminal).ok().map(|size| usize::from(size.ws_col)).filter(|&columns| columns > 0)
 }
 
 /// Returns the width of a text without color.
@@ -98,6 +93,33 @@ pub fn fitted(line: &str, columns: usize) -> Vec<String> {
     lines.push(last.trim_end().to_owned());
     lines
 }
+
+/// Breaks a command line at spaces outside quotes into lines of at most this width. A backslash at the end of a line makes
+/// the shell join it with the next one, so that the lines can be pasted. A longer word has a line of its own.
+pub fn command_lines(command: &str, indent: usize, columns: usize) -> Vec<String> {
+    let whole = format!("{}{command}", Spaces(indent));
+    if width(&whole) <= columns {
+        return vec![whole];
+    }
+    let mut is_quoted = false;
+    let held = command.chars().map(|c| {
+        is_quoted ^= c == '\'';
+        if is_quoted && c == ' ' { QUOTED_SPACE } else { c }
+    });
+    let held: String = held.collect();
+    let more = indent + 2;
+    let mut lines = wrapped(&held, columns.saturating_sub(more + CONTINUED.len()).max(1));
+    let last = lines.len() - 1;
+    lines[..last].iter_mut().for_each(|line| line.push_str(CONTINUED));
+    let indents = std::iter::once(indent).chain(std::iter::repeat(more));
+    let lines = lines.iter().map(|line| line.replace(QUOTED_SPACE, " "));
+    indents.zip(lines).map(|(indent, line)| format!("{}{line}", Spaces(indent))).collect()
+}
+
+/// Ends a line of a command that continues.
+const CONTINUED: &str = " \\";
+/// Stands for a space at which a command line is not broken.
+const QUOTED_SPACE: char = '\0';
 
 /// Writer that fits each line that is written to it.
 pub struct Fit<W: Write> {
@@ -173,6 +195,18 @@ mod tests {
     fn long_word_keeps_both_ends() {
         assert_eq!(fitted("at a_function_with_a_very_long_name there", 20), ["at", "a_functio..long_name", "there"]);
         assert_eq!(fitted(&"x".repeat(100), 10), ["xxxx..xxxx"]);
+    }
+
+    #[test]
+    fn command_can_be_pasted() {
+        let command = "whylate replay /var/log/a.whylate wq --why 10ms";
+        assert_eq!(command_lines(command, 2, 49), [format!("  {command}")]);
+        let lines = ["  whylate replay /var/log/a.whylate \\", "    wq --why 10ms"];
+        assert_eq!(command_lines(command, 2, 39), lines);
+        let lines = ["  whylate replay \\", "    /var/log/a.whylate \\", "    wq --why 10ms"];
+        assert_eq!(command_lines(command, 2, 22), lines);
+        let lines = ["  whylate replay \\", "    'a b c.whylate' wq"];
+        assert_eq!(command_lines("whylate replay 'a b c.whylate' wq", 2, 24), lines);
     }
 
     #[test]

@@ -15,6 +15,16 @@ const NARROW_POWERS: usize = 32;
 /// Writes rows from 0 to the highest one with a count, each twice as wide as the previous. Writes nothing for an empty
 /// histogram.
 pub fn write(out: &mut dyn Write, histogram: &Histogram) -> io::Result<()> {
+    write_from(out, histogram, 0)
+}
+
+/// Writes the same rows, from the first one with a count: for screens with little room.
+pub fn write_filled(out: &mut dyn Write, histogram: &Histogram) -> io::Result<()> {
+    let first = rows(histogram).iter().position(|&count| count > 0);
+    write_from(out, histogram, first.unwrap_or(0))
+}
+
+fn write_from(out: &mut dyn Write, histogram: &Histogram, first: usize) -> io::Result<()> {
     let rows = rows(histogram);
     let Some(&fullest) = rows.iter().max() else {
         return Ok(());
@@ -27,7 +37,7 @@ pub fn write(out: &mut dyn Write, histogram: &Histogram) -> io::Result<()> {
     } else {
         writeln!(out, "               {:<29} : count     distribution", "usecs")?;
     }
-    for (power, &count) in rows.iter().enumerate() {
+    for (power, &count) in rows.iter().enumerate().skip(first) {
         let low = if power == 0 { 0 } else { 1u128 << power };
         let high = (1u128 << (power + 1)) - 1;
         let filled = usize::try_from(u128::from(count) * u128::from(stars) / u128::from(fullest.max(1))).unwrap_or(0);
@@ -81,6 +91,15 @@ mod tests {
     fn long_latencies_widen_the_columns() {
         let long: Histogram = [1u64 << 63, 5_000].into_iter().collect();
         insta::assert_snapshot!(drawn(&long));
+    }
+
+    #[test]
+    fn screens_have_no_empty_rows_before_the_first_value() {
+        let late = filled(&[0, 0, 0, 2, 0, 1]);
+        let shown = crate::render::text::text_of(|out| write_filled(out, &late));
+        let all = drawn(&late);
+        let (heading, rows) = all.split_once('\n').expect("rows");
+        assert_eq!(shown, format!("{heading}\n{}", rows.split_inclusive('\n').skip(3).collect::<String>()));
     }
 
     #[test]

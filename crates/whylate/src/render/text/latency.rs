@@ -11,6 +11,7 @@ use whylate_model::late::Thresholds;
 use whylate_model::units::{format_ns, printable};
 use whylate_model::{Card, Culprits, Histogram, LateEvent, Series, Snapshot};
 
+use crate::render::text::fit::command_lines;
 use crate::render::text::next::Next;
 use crate::render::text::table::Table;
 use crate::render::text::{Output, footer, histogram, text_of, why};
@@ -112,7 +113,9 @@ impl<V: LatencyView> LatencyText<V> {
         if self.shown.lines_only {
             writeln!(out, "\nNEXT")?;
             let next = self.next.lines(self.view.card(), &ranking);
-            next.iter().try_for_each(|line| writeln!(out, "  {line}"))?;
+            let columns = self.terminal_columns.unwrap_or(usize::MAX);
+            let lines = next.iter().flat_map(|line| command_lines(line, 2, columns));
+            lines.into_iter().try_for_each(|line| writeln!(out, "{line}"))?;
         }
         Ok(())
     }

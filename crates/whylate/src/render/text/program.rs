@@ -110,7 +110,8 @@ fn states(budget: &Budget) -> Vec<State<'_>> {
     states.extend((budget.ready.ns > 0).then(ready));
     states.extend(budget.waits.iter().map(|waits| {
         let name = kind(waits);
-        let phrase = if of_syscall(&waits.via).is_some() { format!("in {name}") } else { name.clone() };
+        let has_in = of_syscall(&waits.via).is_some() || waits.is_in_no_call();
+        let phrase = if has_in { format!("in {name}") } else { name.clone() };
         State { name, phrase, ns: waits.ns, waits: Some(waits), is_by_design: waits.is_by_design() }
     }));
     states.sort_by_key(|state| (state.is_by_design, Reverse(state.ns)));
@@ -144,15 +145,18 @@ fn sentence(seen: &ProgramReport, states: &[State<'_>]) -> String {
     if shares.is_empty() {
         return format!("{name} has no recorded time in {span}.");
     }
+    // A program whose peer is stopped waits in vain.
+    let has_stopped_peer = seen.unfinished.iter().any(|wait| wait.object.has_stopped_peer());
     let design_ns: u64 = budget.waits.iter().filter(|waits| waits.is_by_design()).map(|waits| waits.ns).sum();
     let busy_ns = budget.total_ns.saturating_sub(design_ns.saturating_add(budget.own_sleep_ns));
-    if (busy_ns as f64) * 100.0 < IDLE_PERCENT * seen.span_ns as f64 {
+    if !has_stopped_peer && (busy_ns as f64) * 100.0 < IDLE_PERCENT * seen.span_ns as f64 {
         return format!("{name} is idle: it spent {shares}, over {span}.");
     }
     let cause = main_cause(budget).filter(|(ns, _)| percent(*ns, budget) >= SHOWN_PERCENT);
     let cause =
         cause.map_or_else(String::new, |(ns, what)| format!(" Main cause, {:.0}%: {what}.", percent(ns, budget)));
-    format!("{name} spent {shares}, over {span}.{cause}")
+    let stopped = if has_stopped_peer { " A process that it waits for is stopped: see NOT OVER YET." } else { "" };
+    format!("{name} spent {shares}, over {span}.{cause}{stopped}")
 }
 
 /// Returns the longest known cause of the waits that are not by design, with its time in nanoseconds. Threads of one name
@@ -552,6 +556,14 @@ mod tests {
             wait("web:3", "futex", ObjectKind::Futex, None),
             wait("web:4\x1b", "recvfrom", ObjectKind::UnixSocket, Some("T")),
         ];
+        let idle = |unfinished| {
+            let waits = vec![waits("poll", EndedBy::NotOver, &[2_000], &[])];
+            let budget = Budget { threads: 1, total_ns: 2_000 * MS, waits, ..Budget::default() };
+            written(&ProgramReport { unfinished, ..report("web:4", budget) }, None, false)
+        };
+        assert!(idle(Vec::new()).contains(" is idle: "));
+        let stopped = idle(vec![wait("web:4", "poll", ObjectKind::UnixSocket, Some("T"))]);
+        assert!(!stopped.contains(" is idle: ") && stopped.contains("it waits for is stopped: see NOT OVER YET."));
         let text = written(&ProgramReport { unfinished, ..service() }, None, true);
         let (_, waits) = text.split_once("NOT OVER YET\n").expect("waits that are not over");
         let expected = "web:4? waits in recvfrom for a Unix socket, peer db:9 (stopped by a signal)

@@ -10,12 +10,12 @@ use super::table::Table;
 
 /// Writes a table, the checks that were skipped or failed to run, and the totals.
 pub fn write(out: &mut dyn Write, result: &Selftest, terminal_columns: Option<usize>) -> io::Result<()> {
-    let columns = "<RESULT, <SOURCE, <INJECTED, <FIGURE, EXPECTED, MEASURED, ERROR, ALLOWED, <CAUSE FOUND";
-    let mut table = Table::new(columns).hiding_first("ALLOWED, ERROR, CAUSE FOUND");
+    let columns = "<RESULT, <SOURCE, <INJECTED, <FIGURE, EXPECTED, MEASURED, ERROR, ALLOWED, TRIES, <CAUSE FOUND";
+    let mut table = Table::new(columns).hiding_first("TRIES, ALLOWED, ERROR, CAUSE FOUND");
     for check in result.checks.iter().filter(|check| !check.figure.is_empty()) {
         table.row(row(check));
     }
-    table.write(out, terminal_columns)?;
+    table.without_empty_columns().write(out, terminal_columns)?;
     for check in result.checks.iter().filter(|check| check.figure.is_empty()) {
         let what = if check.verdict == Verdict::Skip { "not tried" } else { "failed" };
         writeln!(out, "{what}: {}, {}: {}", check.source, check.injected, printable(&check.reason))?;
@@ -29,12 +29,12 @@ fn row(check: &Check) -> Vec<String> {
         Verdict::Fail => "FAIL",
         Verdict::Skip => "skip",
     };
-    let tries = if check.tries > 1 { format!(" (try {})", check.tries) } else { String::new() };
+    let tries = if check.tries > 1 { check.tries.to_string() } else { String::new() };
     let figure = |value: f64| format(check.unit, value);
     let sign = if check.error() < 0.0 { "-" } else { "+" };
     let found = check.found.as_ref();
     vec![
-        format!("{verdict}{tries}"),
+        verdict.to_owned(),
         check.source.clone(),
         check.injected.clone(),
         check.figure.clone(),
@@ -42,6 +42,7 @@ fn row(check: &Check) -> Vec<String> {
         figure(check.measured),
         format!("{sign}{}", figure(check.error().abs())),
         figure(check.tolerance),
+        tries,
         found.map_or_else(String::new, |found| format!("{}: {} of {}", found.cause, found.right, found.events)),
     ]
 }

@@ -98,13 +98,23 @@ fn sources(window: &Window, columns: usize) -> Panel {
         let mut cells = vec![Cell::Text(missing.source.clone()), Cell::Text("n/a".to_owned())];
         cells.resize(if is_wide { 8 } else { 7 }, Cell::Missing);
         cells.extend(is_very_wide.then(|| Cell::Text(missing.reason.clone())));
-        rows.push(Row { key: format!("{} is not measured", missing.source), cells, is_late: false, opens: None });
+        rows.push(Row {
+            key: format!("{} is not measured", missing.source),
+            cells,
+            is_late: false,
+            opens: page_of(&missing.source),
+        });
     }
     for left_out in window.look.limitations.iter().filter(|of| of.is_about_cpus()) {
         let mut cells = vec![Cell::Text(left_out.source.clone()), Cell::Text("not all CPUs".to_owned())];
         cells.resize(if is_wide { 8 } else { 7 }, Cell::Missing);
         cells.extend(is_very_wide.then(|| Cell::Text(left_out.reason.clone())));
-        rows.push(Row { key: format!("{} leaves CPUs out", left_out.source), cells, is_late: false, opens: None });
+        rows.push(Row {
+            key: format!("{} leaves CPUs out", left_out.source),
+            cells,
+            is_late: false,
+            opens: page_of(&left_out.source),
+        });
     }
     rows.sort_by_key(|row| !row.is_late);
     let span = format_ns(window.look.duration_ns);
@@ -113,6 +123,11 @@ fn sources(window: &Window, columns: usize) -> Panel {
     let of = if is_very_wide { ", ~OF" } else { "" };
     let columns = format!("<WHAT WAITED, <VERDICT, COUNT, {p50}P99, MAX, LATE, =OVER TIME{of}");
     Panel::table("sources", title, &columns, rows, window.nothing("nothing was measured"))
+}
+
+/// Returns the page of a source, which says why it is not measured, or not on all CPUs.
+fn page_of(source: &str) -> Option<ViewKind> {
+    named(source).map(|card| ViewKind::Source(card.name))
 }
 
 /// Returns the largest value of a row in a tick.

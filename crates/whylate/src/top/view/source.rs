@@ -15,6 +15,8 @@ use crate::top::program_filter::{Stacks, agree};
 use crate::top::view_kind::ViewKind;
 use crate::top::window::Window;
 
+/// Text of a source without a snapshot.
+const NOTHING_SEEN: &str = "It saw nothing in this span.";
 /// Columns before the text of a panel.
 const INDENT: usize = 2;
 /// Figures of the main distribution of a series, and of its phases, the most important first.
@@ -23,7 +25,9 @@ const FIGURES_OF_PHASE: [&str; 4] = ["MAX", "P99", "P50", "COUNT"];
 
 pub fn panels(window: &Window, card: &'static Card, columns: usize) -> Vec<Panel> {
     let Some(snapshot) = window.merged(card) else {
-        return vec![Panel::text("series", card.name, "It saw nothing in this span.")];
+        let missing = window.look.unmeasured.iter().find(|of| of.source == card.name);
+        let why = missing.map_or_else(|| NOTHING_SEEN.to_owned(), |of| format!("Not measured: {}", of.reason));
+        return vec![text_panel("series", card.name, &why, columns)];
     };
     // Without names and distributions, there is nothing to choose: such values describe the measurement itself.
     let has_rows = snapshot.series.iter().any(|series| !series.labels.is_empty() || !series.histograms.is_empty());
@@ -59,7 +63,7 @@ fn distribution(card: &Card, snapshot: &Snapshot, figures: &Histogram, window: &
     let mut text = String::new();
     if !figures.is_empty() {
         text += &format!("{}:\n", card.judged.of);
-        text += &text_of(|out| histogram::write(out, figures));
+        text += &text_of(|out| histogram::write_filled(out, figures));
     }
     for limitation in window.look.limitations.iter().filter(|of| of.source == card.name) {
         let what = if limitation.is_about_cpus() { "not on all CPUs" } else { "less precise here" };
@@ -93,8 +97,8 @@ fn columns_of<'a>(card: &Card, snapshot: &'a Snapshot) -> Vec<SeriesColumn<'a>> 
     columns
 }
 
-/// Returns the headings of a part of the series. The names before the first figure are whole as long as possible; the
-/// figures of the main distribution need no name.
+/// Returns the headings of a part of the series. Key names are whole as long as possible; the figures of the main
+/// distribution need no name.
 fn headings_of(column: SeriesColumn<'_>, main: Option<&str>, is_key: bool) -> Vec<String> {
     match column {
         SeriesColumn::Label(name) => vec![format!("{}{}", if is_key { '<' } else { '~' }, heading(name))],
@@ -111,7 +115,15 @@ fn series(card: &'static Card, snapshot: &Snapshot) -> Panel {
     let main =
         parts.iter().find_map(|part| if let SeriesColumn::Distribution(name) = part { Some(*name) } else { None });
     let keys = parts.iter().take_while(|part| matches!(part, SeriesColumn::Label(_))).count();
-    let headings = parts.iter().enumerate().flat_map(|(at, part)| headings_of(*part, main, at < keys));
+    // A name between values says of what the value before it is.
+    let is_between = |part: &SeriesColumn<'_>| {
+        let is_it = |of: &[SeriesColumn<'_>]| {
+            matches!(of, [SeriesColumn::Value(_), SeriesColumn::Label(_), SeriesColumn::Value(_)]) && of[1] == *part
+        };
+        card.columns.windows(3).any(is_it)
+    };
+    let is_key = |at: usize, part: &SeriesColumn<'_>| at < keys || is_between(part);
+    let headings = parts.iter().enumerate().flat_map(|(at, part)| headings_of(*part, main, is_key(at, part)));
     let headings: Vec<String> = headings.collect();
     let mut order: Vec<&Series> = snapshot.series.iter().collect();
     let total = |series: &Series| series.histograms.values().map(Histogram::sum_ns).sum::<u128>();
@@ -138,7 +150,12 @@ fn series(card: &'static Card, snapshot: &Snapshot) -> Panel {
 
 /// Returns a name as a column heading, without the characters that are syntax there.
 fn heading(name: &str) -> String {
-    name.replace('_', " ").replace([',', '<', '~', '='], "?").to_uppercase()
+    words(name).replace([',', '<', '~', '='], "?").to_uppercase()
+}
+
+/// Returns a name in words, in American spelling: JSON keeps the spelling of its first version.
+fn words(name: &str) -> String {
+    name.replace('_', " ").replace("utilisation", "utilization")
 }
 
 /// Sorts labels that are numbers, such as CPUs, by number.
@@ -173,32 +190,42 @@ fn of_value(card: &Card, name: &str, value: Option<&f64>) -> Cell {
 /// Returns the view of a series: its distributions and values, the stacks with its labels, and its late events.
 pub fn of_series(window: &Window, card: &'static Card, labels: &Labels, columns: usize) -> Vec<Panel> {
     let Some(snapshot) = window.merged(card) else {
-        return vec![Panel::text("series", card.name, "It saw nothing in this span.")];
+        return vec![Panel::text("series", card.name, NOTHING_SEEN)];
     };
     let named: Vec<String> = labels.iter().map(|(name, value)| format!("{name} {value}")).collect();
-    let title = format!("{}: {}", card.name, named.join(", "));
+    let title = if named.is_empty() { card.name.to_owned() } else { format!("{}: {}", card.name, named.join(", ")) };
     let Some(series) = snapshot.series.iter().find(|series| series.labels == *labels) else {
         return vec![Panel::text("series", title, "Not seen in this span.")];
     };
-    let distributions = series.histograms.iter().map(|(name, histogram)| {
+    // The latency comes before its phases.
+    let mut order: Vec<SeriesColumn<'_>> =
+        series.histograms.keys().map(|name| SeriesColumn::Distribution(name)).collect();
+    card.sort_columns(&mut order);
+    let distributions = order.iter().filter_map(|of| match of {
+        SeriesColumn::Distribution(name) => series.histograms.get_key_value(*name),
+        _ => None,
+    });
+    let rows = distributions.clone().map(|(name, histogram)| {
         let mut cells = vec![Cell::Text(name.clone())];
         cells.extend(of_histogram(Some(histogram)));
         cells.extend([Cell::Ns(histogram.mean_ns()), Cell::Ns(u64::try_from(histogram.sum_ns()).unwrap_or(u64::MAX))]);
         Row { key: name.clone(), cells, is_late: false, opens: None }
     });
     let names = "<DISTRIBUTION, COUNT, P50, P99, MAX, MEAN, TOTAL";
-    let mut panels = vec![Panel::table("series", title, names, distributions.collect(), "no distributions")];
+    let mut panels = vec![Panel::table("series", title, names, rows.collect(), "no distributions")];
     let mut text: BTreeMap<&str, String> = BTreeMap::new();
     series.values.iter().for_each(|(name, value)| {
         text.insert(name, of_value(card, name, Some(value)).text());
     });
-    let mut lines: String = text.iter().map(|(name, value)| format!("{}: {value}\n", name.replace('_', " "))).collect();
-    for (name, of) in &series.histograms {
-        lines += &format!("{}:\n{}", name.replace('_', " "), text_of(|out| histogram::write(out, of)));
+    let mut lines: String = text.iter().map(|(name, value)| format!("{}: {value}\n", words(name))).collect();
+    for (name, of) in distributions {
+        lines += &format!("{}:\n{}", words(name), text_of(|out| histogram::write_filled(out, of)));
     }
     panels.push(text_panel("figures", "Figures", &lines, columns));
     panels.extend(frames::panels(window, card, &snapshot.stacks, &Stacks::Series(labels.clone()), columns));
-    panels.push(late::panel(window, |of, event| of.name == card.name && agree(&event.labels, labels)));
+    panels.push(late::panel(window, |of, event| {
+        of.name == card.name && (labels.is_empty() || agree(&event.labels, labels))
+    }));
     panels
 }
 

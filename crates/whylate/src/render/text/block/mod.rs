@@ -99,7 +99,12 @@ fn table_of(snapshot: &Snapshot, labels: &[&str], sort: Sort) -> Table {
         let late = late_figures(latency, &BLOCK, cells.len());
         cells.extend(figures(latency));
         let phases = ["throttled", "queued", "device", "completion"];
-        cells.extend(phases.map(|phase| format_ns(series.histogram(phase).mean_ns())));
+        // A recording of all sources has no phases.
+        let mean = |phase| match series.histogram(phase) {
+            times if times.is_empty() => "-".to_owned(),
+            times => format_ns(times.mean_ns()),
+        };
+        cells.extend(phases.map(mean));
         // Little's law: the mean number of requests is the arrival rate times the mean latency.
         let depth = if snapshot.duration_ns > 0 { latency.sum_ns() as f64 / snapshot.duration_ns as f64 } else { 0.0 };
         cells.push(format!("{depth:.1}"));

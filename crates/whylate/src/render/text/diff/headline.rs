@@ -6,7 +6,7 @@ use std::path::Path;
 use whylate_model::diff::{Diff, MIN_BLOCKS, Measure, Row, What};
 use whylate_model::units::printable;
 
-use super::{figure, judged, short, value, what};
+use super::{figure, judged, share, short, value, what};
 
 /// Returns the sentence.
 pub fn sentence(diff: &Diff) -> String {
@@ -18,7 +18,9 @@ pub fn sentence(diff: &Diff) -> String {
     match burst {
         burst if diff.test.are_too_few() => {
             let burst = burst.map_or_else(String::new, |burst| format!(" Untested: {burst}"));
-            format!("Too short to compare: a side must last {MIN_BLOCKS} times its longest snapshot.{burst}")
+            format!(
+                "Too short to compare: each side must last at least {MIN_BLOCKS} times its longest snapshot.{burst}"
+            )
         }
         Some(burst) => format!("The test finds no difference; untested bursts differ: {burst}"),
         None => {
@@ -52,12 +54,9 @@ fn change(row: &Row, [before, after]: &[String; 2]) -> String {
             "as high",
         ),
     };
-    let [was, is] = [&row.before, &row.after].map(|measure| match measure.share {
-        Some(share) if measure.value.is_some_and(|value| value > 0.0) => {
-            let alone = value(&Measure { share: None, ..*measure }, row.unit);
-            format!("{alone} ({} % of all delay)", short(share * 100.0))
-        }
-        _ => value(measure, row.unit),
+    let [was, is] = [&row.before, &row.after].map(|measure| match share(measure) {
+        Some(share) => format!("{} ({share} of all delay)", value(measure, row.unit)),
+        None => value(measure, row.unit),
     });
     let amount = |measure: &Measure| measure.value.filter(|&value| value > 0.0);
     let sentence = match (amount(&row.before), amount(&row.after)) {

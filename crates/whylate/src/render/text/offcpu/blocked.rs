@@ -195,18 +195,19 @@ fn chains<'a>(threads: impl Iterator<Item = &'a Stack>) -> Vec<String> {
     chains.iter().flat_map(|(chain, waiters)| lines_of(chain, waiters)).collect()
 }
 
-/// Returns a line for each object that threads wait for: first those whose peers are stopped, then those with peers, and
-/// those of idle threads last.
+/// Returns a line for each object that threads wait for: first those whose peers are stopped, then those with peers,
+/// pipes after others, and those of idle threads last.
 fn objects<'a>(threads: impl Iterator<Item = &'a Stack>) -> Vec<String> {
-    let mut objects: BTreeMap<(bool, bool, bool, String), Vec<String>> = BTreeMap::new();
+    let mut objects: BTreeMap<(bool, bool, bool, bool, String), Vec<String>> = BTreeMap::new();
     for stack in threads {
         let Some(object) = stack.object.as_ref().filter(|_| stack.waits_for.is_none()) else { continue };
-        let key = (is_idle(stack), !object.has_stopped_peer(), !object.has_peer(), object.to_string());
+        let is_pipe = stack.wait.as_ref().is_some_and(|wait| wait.class == WaitClass::Pipe);
+        let key = (is_idle(stack), !object.has_stopped_peer(), is_pipe, !object.has_peer(), object.to_string());
         objects.entry(key).or_default().push(name_of(stack));
     }
     let mut sorted: Vec<_> = objects.into_iter().collect();
-    sorted.sort_by_key(|((is_idle, is_running, has_no_peer, _), waiters)| {
-        (*is_idle, *is_running, *has_no_peer, Reverse(waiters.len()))
+    sorted.sort_by_key(|((is_idle, is_running, is_pipe, has_no_peer, _), waiters)| {
+        (*is_idle, *is_running, *is_pipe, *has_no_peer, Reverse(waiters.len()))
     });
     sorted.into_iter().map(|((.., object), waiters)| format!("{} for {object}", who_waits(&waiters))).collect()
 }

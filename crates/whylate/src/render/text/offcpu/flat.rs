@@ -61,17 +61,22 @@ fn short(class: WaitClass) -> &'static str {
 }
 
 /// Returns the table, widest row first, and a row for all idle kernel threads at the end. Shares are of the off-CPU
-/// time. With a threshold, only threads that have waited that long and are not idle by design, those in uninterruptible
-/// sleep first.
+/// time. With a threshold, only threads that have waited that long and are not idle by design: those in uninterruptible
+/// sleep first, and those that wait for a pipe, as most of a shell's pipelines do, last.
 pub fn table(snapshot: &Snapshot, hide_idle: bool, blocked_ns: Option<u64>) -> Table {
     let has_wakers = snapshot.stacks.iter().any(|stack| stack.waker.is_some());
     let waker = if has_wakers { ", <WOKEN BY" } else { "" };
     // A share or a sum of time says nothing about threads that wait now.
     let first = if blocked_ns.is_some() { "<S, <CLASS" } else { "SHARE, <CLASS, TIME, <S" };
     let waits = if blocked_ns.is_some() { "" } else { "WAITS, " };
-    let columns = format!("{first}, <PROCESS, <THREAD, TID, {waits}THREADS, AGE-P50, AGE-MAX, <<WHERE{waker}, <=RULE");
+    // Of a thread that waits now, the TID is worth more than the whole name of the place.
+    let place = if blocked_ns.is_some() { "<WHERE" } else { "<<WHERE" };
+    let columns = format!("{first}, <PROCESS, <THREAD, TID, {waits}THREADS, AGE-P50, AGE-MAX, {place}{waker}, <=RULE");
     let table = Table::new(&columns);
-    let mut table = table.hiding_first("AGE-P50, TID, WAITS, THREADS, S, THREAD, AGE-MAX, RULE, TIME");
+    let mut table = table.hiding_first(match blocked_ns {
+        Some(_) => "AGE-P50, THREADS, RULE, THREAD, AGE-MAX, TID",
+        None => "AGE-P50, TID, WAITS, THREADS, S, THREAD, AGE-MAX, RULE, TIME",
+    });
     // Not every backend counts waits.
     let has_waits = snapshot.stacks.iter().any(|stack| stack.waits > 0);
     let whole_ns: u64 = waiting(snapshot, hide_idle).map(|stack| stack.weight_ns).sum();
@@ -138,7 +143,8 @@ fn rows(snapshot: &Snapshot, hide_idle: bool, blocked_ns: Option<u64>) -> Vec<(K
     rows.sort_by_key(|(key, row)| {
         let size = if blocked_ns.is_some() { row.age.max_ns() } else { row.weight_ns };
         let is_later = blocked_ns.is_some() && key.state != UNINTERRUPTIBLE;
-        (key.is_idle_kernel_thread, is_later, std::cmp::Reverse(size))
+        let is_last = blocked_ns.is_some() && key.class == Some(WaitClass::Pipe);
+        (key.is_idle_kernel_thread, is_later, is_last, std::cmp::Reverse(size))
     });
     rows
 }

@@ -15,6 +15,7 @@ use super::{on_cpu, percent, sets_idle_kernel_threads_apart, summary};
 use crate::render::text::fit::without_middle;
 use crate::render::text::pad::Spaces;
 use crate::render::text::table::Table;
+use crate::render::text::why;
 
 /// Branches below this percentage are merged.
 const NARROWEST_PERCENT: u64 = 1;
@@ -256,6 +257,8 @@ fn about(sums: &Sums, name: &str, above: Option<WaitClass>) -> Vec<String> {
     });
     let threads = match sums.age.count() {
         0 => None,
+        // Threads that run or are runnable do not sleep.
+        threads if sums.age.max_ns() == 0 => Some(why::counted(threads, "thread")),
         1 => Some(format!("1 thread for {}", format_ns(sums.age.max_ns()))),
         threads => Some(format!("{threads} threads for up to {}", format_ns(sums.age.max_ns()))),
     };

@@ -15,7 +15,7 @@ use whylate_model::thread::number;
 use whylate_model::units::{format_ns, format_round_ns, printable};
 
 use super::{Sentences, lost_events, programs, status};
-use crate::render::text::fit::Fit;
+use crate::render::text::fit::{Fit, command_lines};
 use crate::render::text::table::Table;
 use crate::render::text::time_of_day::time_of_day;
 use crate::render::text::{footer, path, why};
@@ -140,8 +140,10 @@ pub fn delayed(culprit: &Culprit) -> String {
 
 /// Counts the events that a culprit delayed.
 pub fn delayed_events(culprit: &Culprit) -> String {
-    let event = |source: &str| named(source).map_or_else(|| printable(source), |card| card.event.to_owned());
-    let each = culprit.victims.iter().map(|victims| why::counted(victims.events, &event(&victims.source)));
+    let each = culprit.victims.iter().map(|victims| match named(&victims.source) {
+        Some(card) => why::counted(victims.events, card.event),
+        None => format!("{} of {}", why::counted(victims.events, "event"), printable(&victims.source)),
+    });
     each.collect::<Vec<_>>().join(", ")
 }
 
@@ -257,7 +259,9 @@ fn write_commands(out: &mut dyn Write, look: &Overview, rows: &[Row<'_>], screen
     }
     if !next.is_empty() {
         writeln!(out, "\nNEXT")?;
-        next.iter().try_for_each(|command| writeln!(out, "  {}", printable(&screen.on_replay(command))))?;
+        let columns = screen.columns.unwrap_or(usize::MAX);
+        let lines = next.iter().flat_map(|next| command_lines(&printable(&screen.on_replay(next)), 2, columns));
+        lines.into_iter().try_for_each(|line| writeln!(out, "{line}"))?;
     }
     // A recording has what it has: these commands measure anew.
     if screen.is_verbose && screen.replay.is_none() {

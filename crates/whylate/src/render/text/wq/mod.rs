@@ -96,7 +96,9 @@ fn table_of(snapshot: &Snapshot, label: &str, sort: Sort) -> Table {
     });
     for series in &rows {
         let (latency, runtime) = (series.histogram("latency"), series.histogram("runtime"));
-        let mut cells = vec![name_of(series, label), latency.count().to_string()];
+        let name = Some(name_of(series, label)).filter(|name| !name.is_empty());
+        // A recording of all sources has one series for all handlers.
+        let mut cells = vec![name.unwrap_or_else(|| "(all)".to_owned()), latency.count().to_string()];
         let late = late_figures(latency, &WQ, cells.len());
         cells.extend(figures(latency));
         cells.extend([runtime.mean_ns(), runtime.max_ns()].map(format_ns));
