@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Adds up what threads do, from their run slices, and chooses waits whose paths say why.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 
 use super::thread::{Group, HeldUpWait, ThreadState, ThreadSums};
@@ -215,15 +216,26 @@ impl Tally {
             // Threads that could run most of the time share the CPUs that there are.
             let is_busy =
                 |sums: &ThreadSums| (sums.on_cpu_ns + sums.ready_ns - sums.throttled_ns) * 2 > self.covered_ns;
-            if sample.group == Group::Ready && self.threads.get(&tid).is_none_or(|thread| is_busy(&thread.sums)) {
+            let is_ready = sample.group == Group::Ready;
+            let is_wanted = match self.threads.get(&tid).map(|thread| &thread.sums) {
+                Some(sums) => !(is_ready && is_busy(sums)) && sums.may_be_held_up(sample.group),
+                // It has exited.
+                None => !is_ready,
+            };
+            if !is_wanted {
                 continue;
             }
             groups.entry((tid, sample.group)).or_default().push(sample);
         }
         let weight = |samples: &[Sample]| samples.iter().map(|sample| sample.weight).sum::<u64>();
-        let mut groups: Vec<(u64, Vec<Sample>)> =
-            groups.into_values().map(|samples| (weight(&samples), samples)).collect();
-        groups.sort_by_key(|(weight, samples)| (std::cmp::Reverse(*weight), samples.first().map(|of| of.query.tid)));
+        // Most threads that wait in a futex wait for work, and there are many of them.
+        let is_futex = |group: Group| {
+            let Group::Blocked { call: Some(call), .. } = group else { return false };
+            self.calls.get(&call).is_some_and(|(kind, _)| *kind == CallKind::Futex)
+        };
+        let rank = |(tid, group): (u32, Group), samples: &[Sample]| (is_futex(group), Reverse(weight(samples)), tid);
+        let mut groups: Vec<_> = groups.into_iter().map(|(key, samples)| (rank(key, &samples), samples)).collect();
+        groups.sort_by_key(|(rank, _)| *rank);
         groups.into_iter().flat_map(|(_, samples)| thinned(&samples)).take(MAX_SAMPLES).collect()
     }
 
@@ -280,7 +292,7 @@ impl Tally {
             }
             let mut sums = ThreadSums { lived_ns: sums.lived_ns + lived_ns, ..sums };
             sums.groups.retain(|group| {
-                let is_of_program = matches!(group.group, Group::Blocked { by: HeldUpBy::Program, .. });
+                let is_of_program = group.is_of_program();
                 let pair = group.main_waker().filter(|_| is_of_program).map(|waker| Pair { waiter: tid, waker });
                 pair.is_none_or(|pair| {
                     let reverse = Pair { waiter: pair.waker, waker: pair.waiter };
@@ -292,7 +304,7 @@ impl Tally {
         }
         for (name, mut sums) in self.exited.drain() {
             // Who short-lived threads wait for, and whether it is their parent, is no longer known.
-            sums.groups.retain(|group| !matches!(group.group, Group::Blocked { by: HeldUpBy::Program, .. }));
+            sums.groups.retain(|group| !group.is_of_program());
             if is_long(sums.held_up_ns()) {
                 programs.held_up.extend(program_of(ActorName::program(name.text()), sums, call_name));
             }
@@ -327,7 +339,7 @@ impl Tally {
         let mut waits: HashMap<(u32, u32), u64> = HashMap::new();
         for (&waiter, thread) in &self.threads {
             for sums in &thread.sums.groups {
-                if matches!(sums.group, Group::Blocked { by: HeldUpBy::Program, .. })
+                if sums.is_of_program()
                     && let Some(waker) = sums.main_waker()
                 {
                     *waits.entry((waiter, waker)).or_default() += sums.ns;

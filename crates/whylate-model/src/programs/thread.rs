@@ -101,6 +101,17 @@ impl GroupSums {
         self.latency.merge(&self.durations_ns.drain(..).collect());
     }
 
+    /// Returns whether the thread may be held up in these waits. Without requests, waits for another program are waits for
+    /// work. A request to a thread that is still awake wakes nobody.
+    fn may_be_held_up(&self) -> bool {
+        !self.is_of_program() || self.asked.saturating_mul(ASKED_PART) >= self.count
+    }
+
+    /// Returns whether these are waits for another program.
+    pub fn is_of_program(&self) -> bool {
+        matches!(self.group, Group::Blocked { by: HeldUpBy::Program, .. })
+    }
+
     /// Returns the thread that ended most of the waits.
     pub fn main_waker(&self) -> Option<u32> {
         self.wakers.iter().max_by_key(|(_, ns)| *ns).map(|&(tid, _)| tid)
@@ -117,7 +128,7 @@ impl GroupSums {
         }
         self.sampled += weight;
         // A program that sleeps by itself holds nobody up; what it holds, such as a lock, does.
-        if matches!(self.group, Group::Blocked { by: HeldUpBy::Program, .. }) && !path.is_held_up(0, false) {
+        if self.is_of_program() && !path.is_held_up(0, false) {
             return;
         }
         self.held_up += weight;
@@ -154,12 +165,11 @@ impl GroupSums {
     /// Returns the parts that these waits are.
     fn parts(mut self, throttled_ns: u64, call_name: &mut dyn FnMut(u16) -> Option<String>) -> Vec<HeldUpPart> {
         self.count();
-        let GroupSums { group, ns, latency, count, asked, sampled, held_up, causes, .. } = self;
         // Without a sample it is not known whether another program was active.
-        let needs_sample = matches!(group, Group::Blocked { by: HeldUpBy::Program, .. });
+        let (may_be_held_up, needs_sample) = (self.may_be_held_up(), self.is_of_program());
+        let GroupSums { group, ns, latency, sampled, held_up, causes, .. } = self;
         let ns = match sampled {
-            // Without requests these are waits for work. A request to a thread that is still awake wakes nobody.
-            _ if needs_sample && asked.saturating_mul(ASKED_PART) < count => 0,
+            _ if !may_be_held_up => 0,
             0 if needs_sample => 0,
             0 => ns,
             _ => (ns as f64 * held_up as f64 / sampled as f64) as u64,
@@ -221,6 +231,11 @@ impl ThreadSums {
         };
         self.groups[at].add(wait);
         Some(&mut self.groups[at])
+    }
+
+    /// Returns whether waits of a group may turn out to be held up: those for another program only after requests.
+    pub fn may_be_held_up(&self, group: Group) -> bool {
+        self.groups.iter().any(|sums| sums.group == group && sums.may_be_held_up())
     }
 
     /// Adds the path of a sample of a group.
