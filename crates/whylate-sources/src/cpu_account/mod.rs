@@ -111,6 +111,8 @@ pub(crate) enum Timers {
 /// Programs that start a new occupant and call no source's program. The kernel runs programs in attach order, so they
 /// are attached after those of sources, which still see the previous occupant.
 const SWITCHING_PROGRAMS: [&str; 1] = ["on_workqueue_execute_start"];
+/// Tail-called by a source's program to continue with the account's own.
+const AFTER_STEP: &str = "on_sched_switch_after_step";
 /// Iterator that looks for submission threads.
 const FIND_SQ_THREAD: &str = "find_sq_thread";
 
@@ -424,7 +426,7 @@ impl AccountState {
         for program in programs {
             let name = program.name().to_string_lossy().into_owned();
             let waits = !is_complete && SWITCHING_PROGRAMS.contains(&name.as_str());
-            if self.attached.contains(&name) || waits || name == FIND_SQ_THREAD {
+            if self.attached.contains(&name) || waits || name == AFTER_STEP || name == FIND_SQ_THREAD {
                 continue;
             }
             self.links.extend(vectors::attach(&program)?);

@@ -99,9 +99,9 @@ impl Drop for StepGuard {
     }
 }
 
-/// Registers the account's own program, which sources' programs tail-call again when they are done.
+/// Registers the account's own program, which sources' programs tail-call when they are done.
 pub(super) fn register_account(skeleton: &OccupancySkel<'_>) -> Result<(), AttachError> {
-    let program = skeleton.progs.on_sched_switch.as_fd().as_raw_fd().to_ne_bytes();
+    let program = skeleton.progs.on_sched_switch_after_step.as_fd().as_raw_fd().to_ne_bytes();
     let position = switch_step::STEP_ACCOUNT.0.to_ne_bytes();
     Ok(skeleton.maps.steps_of_switch.update(&position, &program, MapFlags::ANY)?)
 }

@@ -135,7 +135,7 @@ pub struct OwnCpus {
     /// whylate may use, except isolated and nohz_full ones, and except those that run a real-time thread]
     #[arg(short, long, value_name = "CPUS")]
     cpus: Option<Cpus>,
-    /// Share of the machine's CPU time that explaining late events may take; further events are counted [default: 1%]
+    /// Share of the machine's CPU time that explaining late waits may take; further ones are counted [default: 1%]
     #[arg(long, value_name = "SHARE", value_parser = share_ppm, hide_short_help = true)]
     budget: Option<u32>,
 }

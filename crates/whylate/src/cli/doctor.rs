@@ -38,7 +38,6 @@ pub struct Arguments {
         value_name = "DURATION",
         value_parser = duration_ns,
         num_args = 0..=1,
-        require_equals = true,
         default_missing_value = "5s"
     )]
     cost: Option<u64>,

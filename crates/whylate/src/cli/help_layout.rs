@@ -95,7 +95,7 @@ fn briefly(command: clap::Command, parents: &str) -> clap::Command {
     let examples: Vec<&str> = after.lines().take(1 + 2 * BRIEF_EXAMPLES).collect();
     let main = MAIN_OPTIONS.iter().find(|(name, _)| *name == path).map(|(_, main)| *main);
     let command = command.mut_args(|arg| {
-        let is_main = main.is_none_or(|main| main.contains(&arg.get_id().as_str()));
+        let is_main = main.map_or(!arg.is_hide_short_help_set(), |main| main.contains(&arg.get_id().as_str()));
         let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
         let help = brief(&help, BRIEF_HELP).to_owned();
         let has_value = arg.get_action().takes_values();

@@ -111,7 +111,21 @@ mod tests {
         let mut text = Vec::new();
         write(&cost, Some(80), &mut text).expect("memory has room");
         let text = String::from_utf8(text).expect("it is text");
-        insta::assert_snapshot!(text, @"");
+        insta::assert_snapshot!(text, @r"
+        whylate took 0.75% of this machine's CPU time in 2.00s, with all sources (2 CPUs)
+
+        process    1.00% of a CPU
+        programs   0.50% of a CPU, 50000 runs a second
+        memory     66.0 MB of BPF maps, 250 descriptors
+
+        % of a CPU    runs/s  a run   event
+             0.500     50000  100ns   sched_switch
+             0.010      1000  100ns   each_thread (in the process)
+
+        Without the 50 ns that counting takes in each run, as an empty program shows. 1
+        program did not run. An event gets slower by more than its programs run: by
+        calls and cache misses too.
+        ");
         assert_eq!(object(&cost)["programs"][0]["net_ns"], 10_000_000);
     }
 }
