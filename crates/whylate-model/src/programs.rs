@@ -137,9 +137,10 @@ impl HeldUpProgram {
     }
 
     /// Returns the share of its time for which it was held up, as a fraction of the covered time. Threads that live at
-    /// the same time do not add up to more than all of it.
+    /// the same time do not add up to more than all of it, nor does a wait that began before a short span, in which it
+    /// counts whole.
     pub fn share(&self, covered_ns: u64) -> f64 {
-        self.held_up_ns() as f64 / self.lived_ns.max(covered_ns).max(1) as f64
+        (self.held_up_ns() as f64 / self.lived_ns.max(covered_ns).max(1) as f64).min(1.0)
     }
 
     /// Returns the cause with the largest share, over all parts.

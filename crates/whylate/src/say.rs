@@ -29,9 +29,27 @@ fn broken(message: &str, columns: usize) -> Vec<String> {
     wrapped(text, columns.saturating_sub(indent.len())).iter().map(|line| format!("{indent}{line}")).collect()
 }
 
+/// Quotes a word for a shell.
+pub fn quoted(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,+@%".contains(c);
+    if !word.is_empty() && word.chars().all(is_plain) {
+        word.to_owned()
+    } else {
+        format!("'{}'", word.replace('\'', r"'\''"))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn quotes_words_for_shell() {
+        for (word, expected) in [("-d", "-d"), ("a b", "'a b'"), ("", "''"), ("it's", r"'it'\''s'"), ("$(x)", "'$(x)'")]
+        {
+            assert_eq!(quoted(word), expected);
+        }
+    }
 
     #[test]
     fn messages_are_broken_at_spaces_and_keep_their_indent() {

@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use std::collections::HashMap;
 
 use super::thread::{Group, HeldUpWait, ThreadState, ThreadSums};
-use super::{CallKind, HeldUpBy, HeldUpProgram, Programs, Spawned};
+use super::{CallKind, HeldUpProgram, Programs, Spawned};
 use crate::ActorName;
 use crate::own::{Own, own};
 use crate::path::history::{Holder, Name, RunSlice, SwitchIn, SwitchOut, Waker};
@@ -60,7 +60,8 @@ pub struct Tally {
     spawned: HashMap<(Name, u32), u64>,
     calls: HashMap<u16, (CallKind, Option<String>)>,
     covered_ns: u64,
-    /// End of the time that was read.
+    /// Start of the time that was read without a gap, and end of it.
+    read_from_ns: u64,
     read_until_ns: u64,
     on_cpu_ns: u64,
     ready_ns: u64,
@@ -82,9 +83,12 @@ impl Tally {
     ) {
         if from_ns != self.read_until_ns {
             // Threads may have run in between.
+            let read_until_ns = self.read_until_ns;
             self.threads.values_mut().for_each(|thread| {
+                thread.sums.lived_ns += read_until_ns.saturating_sub(thread.counted_from_ns);
                 (thread.left, thread.counted_from_ns) = (None, from_ns);
             });
+            self.read_from_ns = from_ns;
         }
         for slice in slices {
             let Holder::Thread(tid) = slice.holder else { continue };
@@ -137,7 +141,7 @@ impl Tally {
         thread.sums.name = slice.name;
         let on_cpu_ns = slice.end_ns.saturating_sub(slice.start_ns.max(from_ns));
         thread.sums.on_cpu_ns += on_cpu_ns;
-        if thread.is_kernel == Some(false) {
+        if thread.is_kernel != Some(true) {
             self.on_cpu_ns += on_cpu_ns;
         }
         let runnable = match slice.entry {
@@ -146,7 +150,7 @@ impl Tally {
             SwitchIn::GoesOn | SwitchIn::Queued { .. } | SwitchIn::Unseen => None,
         };
         if let Some((runnable_ns, by)) = runnable {
-            let mut waits = [None; 2];
+            let mut waits = [None; 3];
             if let (Some(by), Some((left_ns, blocked))) = (by, thread.left.take()) {
                 let call = match blocked.syscall {
                     Some(number) => kind_of_call(&mut self.calls, number, call_name),
@@ -162,16 +166,21 @@ impl Tally {
                 waits[0] = group.map(|by| (wait(by), left_ns, slice.start_ns, true));
                 thread.resumed_ns = slice.start_ns;
             }
-            let ready_ns = slice.start_ns.saturating_sub(runnable_ns.max(from_ns.min(slice.start_ns)));
+            // A wait that began in the time before, which was read, counts whole where it ends.
+            let ready_from_ns = runnable_ns.max(self.read_from_ns).min(slice.start_ns);
+            let ready_ns = slice.start_ns - ready_from_ns;
             if ready_ns > 0 {
                 let throttled_ns = slice.throttled_ns.min(ready_ns);
-                (thread.sums.ready_ns, thread.sums.throttled_ns) =
-                    (thread.sums.ready_ns + ready_ns, thread.sums.throttled_ns + throttled_ns);
-                if thread.is_kernel == Some(false) {
-                    self.ready_ns += ready_ns - throttled_ns;
+                let queued_ns = ready_ns - throttled_ns;
+                thread.sums.queued_ns += queued_ns;
+                if thread.is_kernel != Some(true) {
+                    self.ready_ns += queued_ns;
                 }
-                let wait = HeldUpWait { group: Group::Ready, waker: None, has_asked: false, ns: ready_ns };
-                waits[1] = Some((wait, slice.start_ns - ready_ns, slice.start_ns, false));
+                let wait = |group, ns| {
+                    let wait = HeldUpWait { group, waker: None, has_asked: false, ns };
+                    (ns > 0).then_some((wait, ready_from_ns, slice.start_ns, false))
+                };
+                (waits[1], waits[2]) = (wait(Group::Queued, queued_ns), wait(Group::Throttled, throttled_ns));
             }
             for (wait, from_ns, to_ns, is_wait) in waits.into_iter().flatten() {
                 let Some(sums) = thread.sums.add(&wait) else { continue };
@@ -185,6 +194,10 @@ impl Tally {
         }
         match slice.exit {
             SwitchOut::Blocked(blocked) => {
+                if blocked.is_kernel && thread.is_kernel != Some(true) {
+                    self.on_cpu_ns = self.on_cpu_ns.saturating_sub(thread.sums.on_cpu_ns);
+                    self.ready_ns = self.ready_ns.saturating_sub(thread.sums.queued_ns);
+                }
                 thread.is_kernel = Some(blocked.is_kernel);
                 thread.left = Some((slice.end_ns, blocked));
             }
@@ -200,8 +213,11 @@ impl Tally {
             return;
         };
         thread.sums.lived_ns += at_ns.saturating_sub(thread.counted_from_ns);
-        if let Some(parent) = thread.parent.filter(|_| self.spawned.len() < MAX_NAMES) {
-            *self.spawned.entry((thread.sums.name, parent)).or_default() += 1;
+        if let Some(parent) = thread.parent {
+            let key = (thread.sums.name, parent);
+            if self.spawned.len() < MAX_NAMES || self.spawned.contains_key(&key) {
+                *self.spawned.entry(key).or_default() += 1;
+            }
         }
         if self.exited.len() < MAX_NAMES || self.exited.contains_key(&thread.sums.name) {
             self.exited.entry(thread.sums.name).or_default().absorb(thread.sums);
@@ -214,13 +230,12 @@ impl Tally {
         for sample in std::mem::take(&mut self.due) {
             let tid = sample.query.tid;
             // Threads that could run most of the time share the CPUs that there are.
-            let is_busy =
-                |sums: &ThreadSums| (sums.on_cpu_ns + sums.ready_ns - sums.throttled_ns) * 2 > self.covered_ns;
-            let is_ready = sample.group == Group::Ready;
+            let is_busy = |sums: &ThreadSums| (sums.on_cpu_ns + sums.queued_ns) * 2 > self.covered_ns;
+            let is_queued = sample.group == Group::Queued;
             let is_wanted = match self.threads.get(&tid).map(|thread| &thread.sums) {
-                Some(sums) => !(is_ready && is_busy(sums)) && sums.may_be_held_up(sample.group),
+                Some(sums) => !(is_queued && is_busy(sums)) && sums.may_be_held_up(sample.group),
                 // It has exited.
-                None => !is_ready,
+                None => !is_queued,
             };
             if !is_wanted {
                 continue;

@@ -25,8 +25,10 @@ const MAX_CAUSES: usize = 32;
 /// Waits of one kind, by a system call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Group {
-    /// Runnable: behind other threads, or throttled.
-    Ready,
+    /// Runnable, behind other threads.
+    Queued,
+    /// Runnable, and throttled: the CPU quota of its cgroup is used up.
+    Throttled,
     /// Blocked.
     Blocked { by: HeldUpBy, call: Option<u16> },
 }
@@ -119,7 +121,8 @@ impl GroupSums {
 
     /// Adds the path of a sample.
     fn explain(&mut self, weight: u64, path: &Path) {
-        let is_own = |segment: &&PathSegment| (segment.depth == 0) == (self.group == Group::Ready);
+        let is_own =
+            |segment: &&PathSegment| (segment.depth == 0) == matches!(self.group, Group::Queued | Group::Throttled);
         let segments: Vec<PathSegment> = path.segments.iter().filter(is_own).cloned().collect();
         let path = Path { segments, is_folded: false };
         let whole_ns = path.total_ns();
@@ -162,8 +165,8 @@ impl GroupSums {
         }
     }
 
-    /// Returns the parts that these waits are.
-    fn parts(mut self, throttled_ns: u64, call_name: &mut dyn FnMut(u16) -> Option<String>) -> Vec<HeldUpPart> {
+    /// Returns the part that these waits are, if the thread was held up in them.
+    fn part(mut self, call_name: &mut dyn FnMut(u16) -> Option<String>) -> Option<HeldUpPart> {
         self.count();
         // Without a sample it is not known whether another program was active.
         let (may_be_held_up, needs_sample) = (self.may_be_held_up(), self.is_of_program());
@@ -182,28 +185,24 @@ impl GroupSums {
             scaled.sort_by(|a, b| (b.ns, a.kind, &a.who).cmp(&(a.ns, b.kind, &b.who)));
             scaled
         };
-        match group {
-            Group::Ready => {
-                let throttled_ns = throttled_ns.min(ns);
-                let of =
-                    |by, ns, causes| HeldUpPart { by, ns, latency: latency.clone(), causes, ..HeldUpPart::default() };
-                let is_quota = |kind| kind == CauseKind::Throttled;
-                let quota = of(HeldUpBy::Quota, throttled_ns, scaled(throttled_ns, &is_quota));
-                let rest_ns = ns - throttled_ns;
-                let queued = of(HeldUpBy::RunQueue, rest_ns, scaled(rest_ns, &|kind| !is_quota(kind)));
-                vec![quota, queued].into_iter().filter(|part| part.ns > 0).collect()
-            }
-            Group::Blocked { by, call } if ns > 0 => {
+        if ns == 0 {
+            return None;
+        }
+        let is_quota = |kind| kind == CauseKind::Throttled;
+        let of_cpu = |by, causes| HeldUpPart { by, ns, latency: latency.clone(), causes, ..HeldUpPart::default() };
+        Some(match group {
+            Group::Queued => of_cpu(HeldUpBy::RunQueue, scaled(ns, &|kind| !is_quota(kind))),
+            Group::Throttled => of_cpu(HeldUpBy::Quota, scaled(ns, &is_quota)),
+            Group::Blocked { by, call } => {
                 let of_disk = |cause: &&(Cause, f64)| matches!(cause.0.kind, CauseKind::Disk | CauseKind::DiskQueue);
                 let all: f64 = causes.iter().map(|(_, share)| share).sum();
                 let disk: f64 = causes.iter().filter(of_disk).map(|(_, share)| share).sum();
                 // Whoever holds a lock of the kernel, or commits a journal, may wait for a disk itself.
                 let by = if by == HeldUpBy::Lock && all > 0.0 && disk * 2.0 >= all { HeldUpBy::Disk } else { by };
-                let via = call.and_then(call_name);
-                vec![HeldUpPart { by, via, object: None, ns, latency, causes: scaled(ns, &|_| true) }]
+                let causes = scaled(ns, &|_| true);
+                HeldUpPart { by, via: call.and_then(call_name), object: None, ns, latency, causes }
             }
-            Group::Blocked { .. } => Vec::new(),
-        }
+        })
     }
 }
 
@@ -212,8 +211,8 @@ impl GroupSums {
 pub(super) struct ThreadSums {
     pub name: Name,
     pub on_cpu_ns: u64,
-    pub ready_ns: u64,
-    pub throttled_ns: u64,
+    /// Time on run queues, without throttled time.
+    pub queued_ns: u64,
     pub lived_ns: u64,
     pub groups: Vec<GroupSums>,
 }
@@ -253,8 +252,7 @@ impl ThreadSums {
     /// Adds the sums of an exited thread.
     pub fn absorb(&mut self, other: ThreadSums) {
         self.on_cpu_ns += other.on_cpu_ns;
-        self.ready_ns += other.ready_ns;
-        self.throttled_ns += other.throttled_ns;
+        self.queued_ns += other.queued_ns;
         self.lived_ns += other.lived_ns;
         for mut sums in other.groups {
             sums.count();
@@ -276,9 +274,8 @@ impl ThreadSums {
 
     /// Returns all parts, longest first.
     pub fn parts(self, call_name: &mut dyn FnMut(u16) -> Option<String>) -> Vec<HeldUpPart> {
-        let throttled_ns = self.throttled_ns;
         let groups = self.groups.into_iter();
-        let mut parts: Vec<HeldUpPart> = groups.flat_map(|sums| sums.parts(throttled_ns, call_name)).collect();
+        let mut parts: Vec<HeldUpPart> = groups.filter_map(|sums| sums.part(call_name)).collect();
         parts.sort_by_key(|part| std::cmp::Reverse(part.ns));
         parts
     }

@@ -13,7 +13,7 @@ use whylate_model::units::printable;
 use whylate_sources::kernel::clock;
 
 use crate::cli::arguments::{OwnCpus, Rank, Within};
-use crate::cli::values::{duration_ns, quoted};
+use crate::cli::values::duration_ns;
 use crate::cli::{diff, record};
 use crate::engine::live::{Live, NOW_AND_THEN, Pace};
 use crate::engine::progress::Progress;
@@ -24,6 +24,7 @@ use crate::files::{self, PendingFile};
 use crate::render::export::Destination;
 use crate::render::extension::{Extension, chosen, report_written};
 use crate::render::html::{self, Compared, Made, Report, ReportBuilder, recorded};
+use crate::say::quoted;
 use crate::store::play::Recording;
 use crate::store::{Span, about};
 

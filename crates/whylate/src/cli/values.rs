@@ -112,16 +112,6 @@ impl FromStr for Cpus {
     }
 }
 
-/// Quotes a word for a shell.
-pub fn quoted(word: &str) -> String {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,+@%".contains(c);
-    if !word.is_empty() && word.chars().all(is_plain) {
-        word.to_owned()
-    } else {
-        format!("'{}'", word.replace('\'', r"'\''"))
-    }
-}
-
 /// Parses a percentage into millionths.
 pub fn share_ppm(text: &str) -> Result<u32, String> {
     let percent: f64 = text.trim_end_matches('%').trim().parse().map_err(|_| "name a percentage, such as 1%")?;
@@ -136,14 +126,6 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-
-    #[test]
-    fn quotes_words_for_shell() {
-        for (word, expected) in [("-d", "-d"), ("a b", "'a b'"), ("", "''"), ("it's", r"'it'\''s'"), ("$(x)", "'$(x)'")]
-        {
-            assert_eq!(quoted(word), expected);
-        }
-    }
 
     #[test]
     fn bare_numbers_have_a_unit_or_are_refused() {

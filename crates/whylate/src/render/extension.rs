@@ -7,6 +7,7 @@ use anyhow::anyhow;
 use whylate_model::units::printable;
 
 use crate::cli::UsageError;
+use crate::say::quoted;
 
 use self::Extension::{Csv, Folded, Html, Json, Parquet, Perfetto, Pprof, Recording, Speedscope, Svg, Trace};
 
@@ -58,7 +59,7 @@ impl Extension {
 
 /// Says on standard error that a file was written, and how to open it.
 pub fn report_written(path: &Path) {
-    let name = printable(&path.to_string_lossy());
+    let name = quoted(&printable(&path.to_string_lossy()));
     let how = match Extension::from_path(path) {
         Some(Svg | Html) => " (open it in a browser)".to_owned(),
         Some(Pprof) => format!(" (open it with: go tool pprof {name})"),

@@ -20,6 +20,7 @@ use whylate_sources::kernel::clock;
 
 use super::destination::Store;
 use super::{about, frames};
+use crate::say::quoted;
 use crate::store::late_buffer::{Keep, LateBuffer};
 
 /// Maximum duration of a frame, which a power failure can lose.
@@ -213,7 +214,7 @@ impl Recorder {
 
 /// Says on standard error where a recording is, and how to open it.
 pub fn say_recorded(file: &Path) {
-    let file = printable(&file.to_string_lossy());
+    let file = quoted(&printable(&file.to_string_lossy()));
     say!("whylate: recorded to {file} (open it with: whylate replay {file})");
 }
 

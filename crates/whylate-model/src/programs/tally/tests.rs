@@ -3,6 +3,7 @@ use super::*;
 use crate::CauseKind;
 use crate::path::PathSegment;
 use crate::path::history::{Blocked, Request};
+use crate::programs::HeldUpBy;
 
 const MS_NS: u64 = 1_000_000;
 const READ: u16 = 0;
@@ -179,7 +180,48 @@ fn quota_is_apart_from_the_run_queue() {
     add(&mut tally, (0, 100), &[throttled]);
     let programs = take(&mut tally);
     assert_eq!(parts(&programs, 7), [(HeldUpBy::Quota, None, 30), (HeldUpBy::RunQueue, None, 10)]);
-    assert_eq!((programs.on_cpu_ns, programs.ready_ns), (0, 0), "it was not known to be a program's thread before");
+    assert_eq!((programs.on_cpu_ns, programs.ready_ns), (10 * MS_NS, 10 * MS_NS), "throttled time is no competition");
+    let counts: Vec<u64> = programs.held_up[0].parts.iter().map(|part| part.latency.max_ns() / MS_NS).collect();
+    assert_eq!(counts, [30, 10], "each has its own durations");
+}
+
+#[test]
+fn wait_for_cpu_counts_whole_over_several_reads() {
+    let mut tally = Tally::default();
+    add(&mut tally, (0, 100), &[ran(7, 1, 10, woken(1, Waker::Network), in_call(POLL))]);
+    add(&mut tally, (100, 200), &[]);
+    // It has been runnable since 50 ms.
+    add(&mut tally, (200, 300), &[ran(7, 250, 251, woken(50, Waker::Network), in_call(POLL))]);
+    assert_eq!(parts(&take(&mut tally), 7), [(HeldUpBy::RunQueue, None, 200)]);
+    // Of the time before a gap, nothing is known.
+    add(&mut tally, (400, 500), &[ran(7, 450, 451, woken(350, Waker::Network), in_call(POLL))]);
+    let programs = take(&mut tally);
+    assert_eq!(parts(&programs, 7), [(HeldUpBy::RunQueue, None, 50)]);
+    assert_eq!(programs.held_up[0].lived_ns, 100 * MS_NS);
+}
+
+#[test]
+fn time_before_a_gap_was_lived() {
+    let mut tally = Tally::default();
+    let late = |from_ms: u64| ran(7, from_ms + 50, from_ms + 51, woken(from_ms, Waker::Network), in_call(POLL));
+    add(&mut tally, (0, 100), &[late(0)]);
+    add(&mut tally, (300, 400), &[late(300)]);
+    let programs = take(&mut tally);
+    assert_eq!((programs.covered_ns, programs.held_up[0].lived_ns), (200 * MS_NS, 200 * MS_NS));
+}
+
+#[test]
+fn busy_thread_counts_before_it_blocks_and_kernel_thread_does_not() {
+    let mut tally = Tally::default();
+    let never_blocks = ran(9, 0, 60, SwitchIn::Preempted { at_ns: 0 }, SwitchOut::Preempted);
+    let of_kernel = SwitchOut::Blocked(Blocked { is_kernel: true, ..Blocked::default() });
+    let kernel = [
+        ran(8, 60, 70, SwitchIn::Unseen, SwitchOut::Preempted),
+        ran(8, 75, 80, SwitchIn::Preempted { at_ns: 70 * MS_NS }, of_kernel),
+    ];
+    add(&mut tally, (0, 100), &[&[never_blocks], &kernel[..]].concat());
+    let programs = take(&mut tally);
+    assert_eq!((programs.on_cpu_ns, programs.ready_ns), (60 * MS_NS, 0));
 }
 
 #[test]

