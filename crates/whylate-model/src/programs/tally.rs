@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use std::collections::HashMap;
 
 use super::thread::{Group, HeldUpWait, ThreadState, ThreadSums};
-use super::{CallKind, HeldUpBy, HeldUpProgram, Programs, Spawned};
+use super::{CallKind, HeldUpProgram, Programs, Spawned};
 use crate::ActorName;
 use crate::own::{Own, own};
 use crate::path::history::{Holder, Name, RunSlice, SwitchIn, SwitchOut, Waker};
