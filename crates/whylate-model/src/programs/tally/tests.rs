@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
+use super::super::HeldUpBy;
 use super::*;
 use crate::CauseKind;
 use crate::path::PathSegment;
