@@ -85,7 +85,7 @@ impl HeldUpPart {
     fn absorb(&mut self, next: &HeldUpPart) {
         self.ns = self.ns.saturating_add(next.ns);
         self.latency.merge(&next.latency);
-        // The longer one is that of most waits.
+        // One object stands for all; the first one that was seen.
         if self.object.is_none() {
             self.object.clone_from(&next.object);
         }
