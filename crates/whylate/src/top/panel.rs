@@ -272,6 +272,8 @@ impl Glyphs {
     }
 }
 
+/// Marks threads of whylate, in parentheses. It is worth more than the name.
+const OWN: &str = "whylate itself";
 /// Minimum width of the text before parentheses.
 const MIN_BEFORE: usize = 16;
 
@@ -285,6 +287,7 @@ pub fn cut(text: &str, columns: usize) -> String {
         let room = columns.saturating_sub(last.width() + " ()".len());
         return match room >= MIN_BEFORE {
             true => format!("{} ({last})", cut(before, room)),
+            false if last == OWN => OWN.chars().take(columns).collect(),
             false => cut(before, columns),
         };
     }
@@ -374,12 +377,13 @@ mod tests {
         let who = "thread whylate-measure (whylate itself) (2 of that name)";
         for (columns, shown) in [
             (55, "thread why..e-measure (whylate itself) (2 of that name)"),
-            (40, "thread whylate-measure (2 of that name)"),
-            (33, "thread ..measure (2 of that name)"),
-            (30, "thread whylate-measure"),
-            (16, "thread ..measure"),
+            (40, "whylate itself (2 of that name)"),
+            (30, "whylate itself"),
+            (5, "whyla"),
         ] {
             assert_eq!(cut(who, columns), shown);
         }
+        let who = "thread dd (2 of that name)";
+        assert_eq!([cut(who, 26), cut(who, 25)], [who, "thread dd"]);
     }
 }

@@ -84,7 +84,11 @@ pub fn table(snapshot: &Snapshot, hide_idle: bool, blocked_ns: Option<u64>) -> T
         let age = |ns: u64| if row.age.is_empty() { String::new() } else { format_ns(ns) };
         let is_on_cpu = key.class == Some(WaitClass::OnCpu);
         let place = row.place();
-        let [process, thread, tid] = key.who;
+        let [process, mut thread, tid] = key.who;
+        if blocked_ns.is_some() && thread == process {
+            // The process says it, and leaves room for the place.
+            thread.clear();
+        }
         let class = key.class.map_or("", short).to_owned();
         let mut cells = match blocked_ns {
             Some(_) => vec![key.state, class],
