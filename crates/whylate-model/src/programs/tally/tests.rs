@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-use super::super::HeldUpBy;
 use super::*;
 use crate::CauseKind;
 use crate::path::PathSegment;
