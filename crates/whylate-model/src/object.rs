@@ -193,8 +193,8 @@ impl Object {
         !self.peers.is_empty() || self.any_of.iter().any(Object::has_peer)
     }
 
-    /// Returns whether both are the same object, whatever their peers do meanwhile and however long the calls may wait.
-    /// Connections to one address are.
+    /// Returns whether both are the same object. What peers do, and the timeouts of the calls, may differ. Connections to
+    /// one address are the same object.
     pub fn is_same(&self, other: &Object) -> bool {
         let own = |of: &Object| if of.remote.is_some() { (None, None) } else { (of.inode, of.local.clone()) };
         let key = |of: &Object| (of.kind, of.is_deleted, own(of), of.address, of.id, of.lock, of.any_of.len());
@@ -204,7 +204,7 @@ impl Object {
             && self.any_of.iter().zip(&other.any_of).all(|(one, other)| one.is_same(other))
     }
 
-    /// Strips what distinguishes the object from another one that [is the same](Object::is_same).
+    /// Strips the fields in which it differs from an object that [is the same](Object::is_same).
     pub fn keep_common(&mut self, other: &Object) {
         if self.local != other.local {
             self.local = None;
@@ -215,7 +215,7 @@ impl Object {
         self.any_of.iter_mut().zip(&other.any_of).for_each(|(one, other)| one.keep_common(other));
     }
 
-    /// Strips the local address of a connection, which is another one each time.
+    /// Strips the local address and the inode of a connection, which differ from one connection to the next.
     #[must_use]
     pub fn without_local_address(mut self) -> Self {
         if self.remote.is_some() {
@@ -225,9 +225,9 @@ impl Object {
         self
     }
 
-    /// Returns whether a wait for the object that ends by its timeout has given up: a lock that others hold, a request to a
-    /// FUSE daemon, a connection that is being made, an answer by UDP, or anything of a stopped process. A server that looks
-    /// after its connections between two requests waits for nothing of that kind.
+    /// Returns whether a waiter gives up on the object if the timeout of its call ends the wait. This holds for a lock that
+    /// others hold, a request to a FUSE daemon, a connection that is being made, an answer by UDP, and anything of a stopped
+    /// process. It does not hold for a server that waits for its next request.
     pub fn is_owed(&self) -> bool {
         let is_own = match self.kind {
             ObjectKind::FileLock | ObjectKind::Mutex | ObjectKind::Fuse => true,
@@ -504,7 +504,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_due_is_given_up() {
+    fn waiters_give_up_on_locks_and_answers_but_not_on_requests() {
         let state = |state: &str| Object { state: Some(state.to_owned()), peers: Vec::new(), ..tcp() };
         assert!(state("syn_sent").is_owed() && !state("established").is_owed() && tcp().is_owed());
         let listening = Object { local: Some("0.0.0.0:53".to_owned()), ..Object::new(ObjectKind::Udp) };

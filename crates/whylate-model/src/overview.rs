@@ -304,7 +304,7 @@ impl Gatherer {
             .collect();
         for headline in &mut sources {
             let Some(held_up) = &mut headline.held_up else { continue };
-            // Threads that measure wait for each other by design.
+            // The measuring threads of whylate wait for each other by design.
             let is_own = |who: &str| who.parse::<ActorName>().is_ok_and(|who| who.is_own());
             let of_source = self
                 .for_sleepers

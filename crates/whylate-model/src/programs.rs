@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Programs by the share of time that they were held up: on run queues, by locks, disks, quotas, memory limits, or by
-//! other programs that they asked for something. Sleeps and waits for work are apart.
+//! Programs ranked by the share of time for which they were held up: on run queues, by locks, disks, quotas, memory limits,
+//! or by other programs that answer their requests. Sleeps and waits for work do not count.
 
 mod call;
 mod judge;
@@ -21,13 +21,13 @@ use crate::{ActorName, Cause, Histogram};
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Programs {
-    /// Time of the span that was read from the CPU trace, in nanoseconds; shares are of this.
+    /// Time of the span that was read from the CPU trace, in nanoseconds. Shares are of this time.
     pub covered_ns: u64,
     /// Time of all threads of programs on CPUs, in nanoseconds.
     pub on_cpu_ns: u64,
     /// Waits of all threads of programs for a CPU, in nanoseconds.
     pub ready_ns: u64,
-    /// Threads that were held up, longest first; those of a snapshot need not be over the limit.
+    /// Threads that were held up, longest first; in a snapshot, also threads below the limit.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub held_up: Vec<HeldUpProgram>,
     /// Programs that others started again and again, most often first. Their threads are one culprit.
@@ -53,10 +53,10 @@ pub struct Spawned {
 pub struct HeldUpProgram {
     /// The thread; without a TID, all threads of that name that have exited.
     pub who: ActorName,
-    /// The thread's process, if its name or number differs.
+    /// The thread's process, if its name or PID differs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub process: Option<ActorName>,
-    /// Number of other threads and processes of this program that were held up as well, and are not listed.
+    /// Number of other threads and processes of this program that were also held up, and are not listed.
     #[serde(default, skip_serializing_if = "crate::units::is_zero")]
     pub others: u64,
     /// Time for which the threads lived within the span, in nanoseconds.
@@ -103,7 +103,7 @@ pub enum HeldUpBy {
     Disk,
     /// Reclaim, or the memory limit of its cgroup.
     Memory,
-    /// Another program that it asked for something, or that did not take its output.
+    /// Another program, which had to answer a request or to read output.
     Program,
     /// A kind added in a newer version.
     #[default]
@@ -131,14 +131,13 @@ impl HeldUpProgram {
         all
     }
 
-    /// Returns the process, or the thread if it is the process's first one.
+    /// Returns the process, or the thread if it is the first thread of its process.
     pub fn program(&self) -> &ActorName {
         self.process.as_ref().unwrap_or(&self.who)
     }
 
-    /// Returns the share of its time for which it was held up, as a fraction of the covered time. Threads that live at
-    /// the same time do not add up to more than all of it, nor does a wait that began before a short span, in which it
-    /// counts whole.
+    /// Returns the share of the time for which it was held up, as a fraction: of the covered time, or of the threads' total
+    /// lifetime if that is longer. At most 1, even if a wait began before a short span and counts whole in it.
     pub fn share(&self, covered_ns: u64) -> f64 {
         (self.held_up_ns() as f64 / self.lived_ns.max(covered_ns).max(1) as f64).min(1.0)
     }

@@ -186,7 +186,7 @@ static __always_inline bool is_sq_thread(const struct task_struct *task)
 	return begins_with(prefix, "iou-sqp-", sizeof(prefix));
 }
 
-/* Also holds for a thread of io_uring that has not named itself yet. */
+/* Returns true also for a thread of io_uring that has not set its name yet. */
 static __always_inline bool may_be_sq_thread(const struct task_struct *task)
 {
 	char prefix[8];

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The lock of the kernel on which a thread blocks, and its owner, from the lock's owner word. */
+/* Reads the kernel lock on which a thread blocks, and the owner from the lock's owner word. */
 #pragma once
 
 enum lock_kind {
@@ -11,7 +11,7 @@ enum lock_kind {
 	LOCK_RWSEM,
 	/* Held by readers. The owner word names the last reader that took it, which may have released it. */
 	LOCK_RWSEM_READERS,
-	/* Of the kernel, or of a PI futex. */
+	/* An rt_mutex of the kernel, or of a PI futex. */
 	LOCK_RT_MUTEX,
 	/* The thread flushes a work item that a worker runs. */
 	LOCK_WORK_ITEM,
@@ -19,7 +19,7 @@ enum lock_kind {
 
 /* Flags in the owner words of mutexes and rwsems (kernel/locking). */
 enum {
-	/* Handed off to that thread, which has not woken yet. */
+	/* The mutex was handed off to the thread in the owner word, which has not woken yet. */
 	MUTEX_PICKUP = 4,
 	OWNER_FLAGS = 7,
 	RWSEM_READER_OWNED = 1,
@@ -38,7 +38,7 @@ struct wait_for {
 	u32 is_confirmed;
 };
 
-/* task_struct.blocked_on points to a mutex. */
+/* Whether task_struct.blocked_on points to a mutex. */
 const volatile bool has_mutex_in_blocked_on = false;
 
 static __always_inline bool set_holder(struct wait_for *wait, enum lock_kind kind, u64 holder)
@@ -48,7 +48,7 @@ static __always_inline bool set_holder(struct wait_for *wait, enum lock_kind kin
 	return holder != 0;
 }
 
-/* Without readers in `count`, `owner` may still name one that has released the lock. */
+/* If `count` has no readers, `owner` may still name a reader that has released the lock. */
 static __always_inline bool read_rwsem(struct wait_for *wait)
 {
 	const struct rw_semaphore *lock = (const void *)wait->lock;
@@ -75,7 +75,7 @@ static __always_inline bool read_mutex(struct wait_for *wait)
 	return !(owner & MUTEX_PICKUP) && set_holder(wait, LOCK_MUTEX, owner & ~(u64)OWNER_FLAGS);
 }
 
-/* Whether the lock on which a thread blocks names its owner. A lock that was freed reads as 0. */
+/* Returns whether the lock on which a thread blocks names its owner. The words of a lock that was freed read as 0. */
 static __always_inline bool read_lock(const struct task_struct *task, struct wait_for *wait)
 {
 	u64 blocker;

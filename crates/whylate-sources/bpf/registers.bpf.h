@@ -58,7 +58,7 @@ static __always_inline s32 syscall_of(struct task_struct *task)
 	return -1;
 }
 
-/* The first argument of its system call; -1 if unknown. */
+/* The first argument of the thread's system call; -1 if unknown. */
 static __always_inline u64 first_argument_of(struct task_struct *task)
 {
 	const struct pt_regs *regs = (const struct pt_regs *)bpf_task_pt_regs(task);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What threads of another process waited for in waits that are over: an object of each kind in each round, and never that
-//! of another wait where descriptors are reused.
+//! Objects of waits that have ended, of threads of another process: each kind of object is found in some round, and never the
+//! object of another wait, even if descriptors are reused.
 
 #[allow(unsafe_code)]
 #[path = "kernel_objects_over/kinds.rs"]
@@ -23,12 +23,12 @@ use whylate_model::path::{PathSegment, Query};
 use whylate_sources::kernel::clock;
 use whylate_sources::paths::{Program, Recorded, Recorder};
 
-/// Set for the process that waits: what it waits for.
+/// Environment variable of the waiting process: names what it waits for.
 const WAITS: &str = "WHYLATE_TEST_WAITS";
 const POLL: Duration = Duration::from_millis(20);
 const MAX_TIME: Duration = Duration::from_secs(120);
 
-/// Waits as it is asked to, and says what it waited for.
+/// Waits as the variable says, and prints what it waited for.
 #[test]
 fn waiting_process() -> Result<()> {
     let Ok(what) = env::var(WAITS) else { return Ok(()) };
@@ -72,7 +72,7 @@ impl Drop for Waiting {
     }
 }
 
-/// Records a process that waits. Returns what it says, and the budget of its threads.
+/// Records a process that waits. Returns what it printed, and the time budget of its threads.
 fn recorded(what: &str) -> Result<(Vec<String>, Budget)> {
     let mut waiting = Waiting::start(what)?;
     let mut recorder = Recorder::start()?;

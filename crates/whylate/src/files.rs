@@ -100,7 +100,7 @@ impl PendingFile {
         }
     }
 
-    /// Writes all data and gives the file a temporary name beside its final one, so that `end` only has to rename it.
+    /// Writes all data, and gives the file a temporary name in its final directory. Then `end` only has to rename the file.
     ///
     /// # Errors
     /// Fails if the file system does.

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Widths of terminals, and text that is broken to fit them.
+//! Returns the widths of terminals, and breaks text to fit them.
 
 use std::os::fd::AsFd;
 
-/// Returns the width of a terminal; `None` if it is not one, which has no size.
+/// Returns the width of a terminal; `None` if the file is not a terminal, or the terminal has no size.
 pub fn columns_of(terminal: &impl AsFd) -> Option<usize> {
     rustix::termios::tcgetwinsize(terminal).ok().map(|size| usize::from(size.ws_col)).filter(|&columns| columns > 0)
 }

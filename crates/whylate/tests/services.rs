@@ -35,12 +35,12 @@ struct Slow {
     /// Expected culprit in the overview: kinds of causes, and a prefix of the name. Without a kind, the name is among
     /// the waited-for sleepers.
     culprit: (&'static [CauseKind], &'static str),
-    /// Expected main cause of what held the service up, by the beginning of its name. `None`: its waits are long, or it
-    /// is not held up, so that the culprits above are enough.
+    /// Expected main cause of the time for which the service is held up, by a prefix of its name. `None`: the waits are long,
+    /// or the service is not held up, so that `culprit` is enough.
     held_up_by: Option<&'static str>,
 }
 
-/// A service whose waits are too short to be late one by one.
+/// A service whose single waits are too short to be late.
 const fn short(kind: &'static str, is_explained: fn(&str) -> bool, held_up_by: &'static str) -> Slow {
     Slow { kind, is_explained, culprit: (&[], "nobody"), held_up_by: Some(held_up_by) }
 }
@@ -180,8 +180,7 @@ fn blamed_ns(look: &Overview, (kinds, name): (&[CauseKind], &str)) -> u64 {
     of.map(|culprit| culprit.total_ns).sum()
 }
 
-/// Returns whether the overview says that a program of this name, or with a name that begins so, is held up mainly by
-/// `culprit`.
+/// Returns whether the overview says that `culprit` is the main cause that holds up a program with this name or prefix.
 fn is_held_up(look: &Overview, program: &str, culprit: &str) -> bool {
     let of = look.programs.held_up.iter().filter(|held_up| held_up.program().to_string().starts_with(program));
     let causes = of.filter_map(|held_up| held_up.parts.first()?.causes.first());

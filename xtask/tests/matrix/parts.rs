@@ -262,7 +262,7 @@ const COMMANDS: &str = r#"
     whylate run --json sh -c "sleep 0.3; dd if=/dev/zero of='$directory/written' bs=4k count=20 conv=fsync; true" 2>&1
     (sleep 20 | cat) &
     sleep 1
-    # Through a pipe: on a console, the line that shows progress would come before the JSON. No second `cat` reads it.
+    # Through a pipe: on a console, the progress line would come before the JSON. Not `| cat`: --comm would select that one too.
     whylate --comm cat --json -d 2s 2>&1 | grep .
     kill $!
 "#;

@@ -150,7 +150,7 @@ const BEGAN_EARLIER: &str = "waits that began earlier";
 const UNRECORDED_START: &str = "waits with unrecorded start";
 
 impl Waits {
-    /// Returns whether no system call is known that the threads waited in.
+    /// Returns whether the system call in which the threads waited is unknown.
     pub fn is_in_no_call(&self) -> bool {
         [OF_KERNEL_THREADS, OUTSIDE_CALLS, BEGAN_EARLIER, UNRECORDED_START].contains(&self.via.as_str())
     }
@@ -365,7 +365,7 @@ impl Gatherer<'_> {
             self.budget.own_sleep_ns += ns;
             return;
         }
-        // The sums of flat waits have no objects.
+        // Waits that were summed have no objects.
         let has_object = !is_short && stop.is_none() && ended_by != EndedBy::NotOver;
         let has_object = has_object && may_be_flat && open.has_object(via.as_deref(), self.names);
         let is_flat = may_be_flat && !has_object;

@@ -83,7 +83,7 @@ fn is_none(count: &u32) -> bool {
 pub struct WaitSpan {
     /// TID as shown.
     pub tid: u32,
-    /// Time of the switch-out (CLOCK_MONOTONIC); `None` if that was not recorded.
+    /// Time of the switch-out (CLOCK_MONOTONIC); `None` if the switch-out was not recorded.
     pub from_ns: Option<u64>,
     /// Time of the wakeup (CLOCK_MONOTONIC).
     pub woken_ns: u64,
@@ -105,7 +105,7 @@ pub trait Names {
     fn cgroup(&mut self, number: u64) -> Option<Cgroup>;
     /// Returns the system call in which a thread waited that was woken at `woken_ns`, and its stack if known.
     fn waits_in(&mut self, tid: u32, woken_ns: u64, blocked: &Blocked) -> (Option<String>, Vec<String>);
-    /// Returns what a thread waited for in the system call `via`, or outside of calls, if that is known.
+    /// Returns the object for which a thread waited in the system call `via`, or outside of calls, if known.
     fn object(&mut self, _wait: WaitSpan, _via: Option<&str>) -> Option<Object> {
         None
     }
@@ -144,7 +144,7 @@ impl PathSegment {
         (Cow::Owned(who), self.cgroup_of_waiter.as_ref().filter(|_| timer.is_own()))
     }
 
-    /// Strips what distinguishes the object from that of another segment of the same wait.
+    /// Strips the fields in which the object differs from that of another segment of the same wait.
     pub(super) fn keep_common_object(&mut self, other: &PathSegment) {
         if let (Some(one), Some(other)) = (&mut self.object, &other.object) {
             one.keep_common(other);
@@ -228,7 +228,7 @@ struct Wait {
     count: u32,
 }
 
-/// What names tell of a wait.
+/// What is known of a wait besides its times: system call, stack and object.
 struct Known {
     via: Option<String>,
     stack: Vec<String>,

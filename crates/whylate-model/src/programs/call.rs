@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What a thread may wait for in a system call, as far as it matters for whether it is held up.
+//! Kinds of system calls, by what a thread waits for in them. The kind decides whether a wait can hold a program up.
 
 use crate::WaitClass;
 use crate::wait::{CallWaits, of_syscall};
@@ -13,7 +13,7 @@ pub enum CallKind {
     Futex,
     /// Reads data, which may be an answer or work.
     Reads,
-    /// Writes data, or connects: only a peer that is busy makes it wait.
+    /// Writes data, or connects: waits only for a busy peer.
     Writes,
     /// Waits until a disk has data.
     Syncs,
@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn calls_are_told_apart_by_what_they_wait_for() {
+    fn calls_are_classified_by_what_they_wait_for() {
         for (name, kind) in [
             ("flock", CallKind::FileLock),
             ("futex_wait", CallKind::Futex),

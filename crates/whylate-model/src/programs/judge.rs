@@ -6,20 +6,20 @@ use crate::Cause;
 
 /// Share of the time for which a program is held up, as a fraction, from which it is over the limit.
 pub const LIMIT: f64 = 0.25;
-/// Minimum number of waits: fewer are judged one by one.
+/// Minimum number of waits. Fewer waits are late events, if they are long.
 pub const MIN_WAITS: u64 = 5;
-/// Minimum time that was read from the CPU trace: shares of less are chance.
+/// Minimum time that was read from the CPU trace. Shares of less time are due to chance.
 pub const MIN_COVERED_NS: u64 = 1_000_000_000;
-/// Median of waits for a disk or a CPU from which they hold a program up: a disk that answers faster works for it, and a few
-/// long waits for a CPU among many short ones are late events of their own.
+/// Minimum median of waits for a disk or a CPU that hold a program up. A disk that answers faster does the program's work,
+/// and a few long waits for a CPU among many short ones are late events.
 const MIN_MEDIAN_NS: u64 = 2_000_000;
-/// Factor by which a thread has to wait longer per time on a CPU than other programs do. Where all wait alike, CPUs are
-/// shared fairly, as in a build with more jobs than CPUs.
+/// Minimum ratio of a thread's run-queue wait per time on a CPU to that of other programs. If all programs wait alike, CPUs
+/// are shared fairly, as in a build with more jobs than CPUs.
 const UNFAIR: f64 = 3.0;
 
 impl Programs {
-    /// Returns the programs that are over the limit, with the parts that put them there. Threads and processes of one
-    /// name are one program, that of its most held-up thread.
+    /// Returns the programs that are over the limit, with the parts that count. Threads and processes with the same name
+    /// are one program; the thread that was held up most stands for it.
     pub fn over_limit(&self) -> Programs {
         let mut over: Vec<HeldUpProgram> = Vec::new();
         if self.covered_ns >= MIN_COVERED_NS {
@@ -44,7 +44,7 @@ impl Programs {
         Programs { covered_ns, on_cpu_ns, ready_ns, held_up: over, spawned }
     }
 
-    /// Returns the program with the parts that count, if these are over the limit.
+    /// Returns the program with the parts that count, if their sum is over the limit.
     fn judged(&self, program: &HeldUpProgram) -> Option<HeldUpProgram> {
         let counts = |part: &&HeldUpPart| match part.by {
             HeldUpBy::RunQueue => {
@@ -74,7 +74,7 @@ fn is_slow(part: &HeldUpPart) -> bool {
     part.latency.quantile_ns(0.5) >= MIN_MEDIAN_NS
 }
 
-/// Adds up the causes of threads of one name, such as those of a program that is started again and again.
+/// Adds up the causes of threads with the same name, such as those of a program that is started again and again.
 fn by_name(causes: &[Cause]) -> Vec<Cause> {
     let mut sums: Vec<Cause> = Vec::new();
     for cause in causes {
@@ -89,8 +89,8 @@ fn by_name(causes: &[Cause]) -> Vec<Cause> {
     sums
 }
 
-/// Returns whether a thread mostly sleeps. One that could run all the time, and short-lived ones, share the CPUs that
-/// there are; a service has work now and then.
+/// Returns whether a thread mostly sleeps, as a service does that has work now and then. Threads that could run all the
+/// time, and short-lived ones, are expected to share the CPUs.
 fn sleeps(program: &HeldUpProgram, ready_ns: u64) -> bool {
     program.who.tid().is_some() && program.on_cpu_ns.saturating_add(ready_ns) <= program.lived_ns / 2
 }
@@ -127,7 +127,7 @@ mod tests {
         assert!(!is_over(vec![part(HeldUpBy::Lock, 2_499, 49)]));
         // All kinds count together.
         assert!(is_over(vec![part(HeldUpBy::Lock, 1_300, 10), part(HeldUpBy::Memory, 1_200, 10)]));
-        // Few long waits are late events of their own.
+        // A few long waits are late events.
         assert!(
             !is_over(vec![part(HeldUpBy::Program, 4_000, 1_000)])
                 && is_over(vec![part(HeldUpBy::Program, 5_000, 1_000)])
@@ -138,17 +138,17 @@ mod tests {
     }
 
     #[test]
-    fn quick_disk_works_for_its_program() {
+    fn fast_disk_does_not_hold_a_program_up() {
         assert!(is_over(vec![part(HeldUpBy::Disk, 5_000, 3)]) && !is_over(vec![part(HeldUpBy::Disk, 5_000, 1)]));
     }
 
     #[test]
-    fn shared_cpus_hold_nobody_up_and_a_hog_does() {
-        // It could run for more than half of the time.
+    fn a_hog_holds_a_program_up_and_fairly_shared_cpus_do_not() {
+        // The program is runnable for more than half of the time.
         assert!(!is_over(vec![part(HeldUpBy::RunQueue, 4_001, 20)]));
-        // The other programs wait half as long as they run: 4 s of 9 s, and the program 4 s for each second.
+        // The other programs wait half as long as they run (4 s of 9 s); this program waits 4 s per second on a CPU.
         assert!(is_over(vec![part(HeldUpBy::RunQueue, 4_000, 20)]));
-        // In a build each job waits as long as any other one.
+        // In a build, all jobs wait equally long.
         let job = |tid| program(tid, 1_000, vec![part(HeldUpBy::RunQueue, 3_000, 5)]);
         let build = Programs {
             covered_ns: 10 * S_NS,
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_of_one_name_are_one_program_of_the_worst_thread() {
+    fn threads_with_one_name_are_one_program_shown_by_the_worst_thread() {
         let of = |tid, ms| program(tid, 1_000, vec![part(HeldUpBy::Lock, ms, 10)]);
         let over = programs(vec![of(1, 3_000), of(2, 6_000), of(3, 100), of(4, 4_000)]).over_limit().held_up;
         let [one] = &over[..] else { panic!("{over:?}") };
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn culprits_of_one_name_are_one() {
+    fn culprits_with_one_name_are_summed() {
         let cause = |tid, ns| Cause::new(CauseKind::Running, ActorName::thread("true", tid), ns);
         let other = Cause::new(CauseKind::Running, ActorName::thread("indexer", 8), 15);
         let sums = by_name(&[cause(1, 10), other.clone(), cause(2, 10)]);
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn short_lived_threads_beside_each_other_are_one_time() {
+    fn share_of_concurrent_short_lived_threads_is_of_their_lifetime() {
         let mut crowd = program(0, 0, vec![part(HeldUpBy::Lock, 20_000, 10)]);
         crowd.lived_ns = 100 * S_NS;
         assert!(programs(vec![crowd.clone()]).over_limit().held_up.is_empty());

@@ -8,14 +8,14 @@ use super::{HeldUpPart, HeldUpProgram, Programs};
 use crate::path::OTHERS;
 use crate::{ActorName, Cause, CauseKind};
 
-/// Maximum number of programs, and of causes of one part; further ones are left out, or counted together.
+/// Maximum number of programs, and of causes of one part. Further programs are left out; further causes are summed.
 const MAX_PROGRAMS: usize = 4_096;
 const MAX_CAUSES: usize = 64;
 /// Maximum number of programs that others started; the first ones are kept.
 const MAX_SPAWNED: usize = 256;
 
 impl Programs {
-    /// Adds those of the next span. Returns the number of programs without room.
+    /// Adds the programs of the next span. Returns the number of programs for which there was no room.
     pub fn add(&mut self, next: &Programs) -> u64 {
         self.covered_ns = self.covered_ns.saturating_add(next.covered_ns);
         self.on_cpu_ns = self.on_cpu_ns.saturating_add(next.on_cpu_ns);
@@ -85,7 +85,7 @@ impl HeldUpPart {
     fn absorb(&mut self, next: &HeldUpPart) {
         self.ns = self.ns.saturating_add(next.ns);
         self.latency.merge(&next.latency);
-        // One object stands for all; the first one that was seen.
+        // The first object that was seen stands for all.
         if self.object.is_none() {
             self.object.clone_from(&next.object);
         }

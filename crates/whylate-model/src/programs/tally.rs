@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Adds up what threads do, from their run slices, and chooses waits whose paths say why.
+//! Adds up the waits and CPU time of threads from their run slices, and chooses waits whose paths are followed.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -13,11 +13,11 @@ use crate::path::{Path, Query};
 
 /// Maximum number of threads; further ones are not judged.
 const MAX_THREADS: usize = 32_768;
-/// Maximum number of names of exited threads that are told apart.
+/// Maximum number of names under which exited threads are summed.
 const MAX_NAMES: usize = 1_024;
-/// Time of the waits of one kind for which one sample is due: waits are chosen by their length.
+/// Total time of the waits of one kind for each sample. So longer waits are sampled more often.
 const SAMPLE_NS: u64 = 5_000_000;
-/// Maximum number of samples at a time, of each kind of wait of a thread and of all, and of those that are due until then.
+/// Maximum number of samples at a time: of each kind of wait of a thread, of all together, and of those that are pending.
 const MAX_SAMPLES_OF_GROUP: usize = 3;
 const MAX_SAMPLES: usize = 48;
 const MAX_DUE: usize = 4_096;
@@ -31,10 +31,10 @@ const MIN_RUNS_A_SECOND: f64 = 5.0;
 const MAX_LOOKUPS: usize = 8;
 const MIN_LOOKUP_SHARE: f64 = 0.1;
 
-/// A wait whose path is wanted.
+/// A wait whose path is to be followed.
 #[derive(Clone, Copy, Debug)]
 pub struct Sample {
-    /// What the walk is to explain.
+    /// The wait to follow.
     pub query: Query,
     /// Name of the thread.
     pub name: Name,
@@ -42,7 +42,7 @@ pub struct Sample {
     weight: u64,
 }
 
-/// A thread that may be held up, for what only the live machine knows.
+/// A waiter and its main waker. Only the live machine shows how their processes are related.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pair {
     /// The waiter.
@@ -60,7 +60,7 @@ pub struct Tally {
     spawned: HashMap<(Name, u32), u64>,
     calls: HashMap<u16, (CallKind, Option<String>)>,
     covered_ns: u64,
-    /// Start of the time that was read without a gap, and end of it.
+    /// Start and end of the time that was read without a gap.
     read_from_ns: u64,
     read_until_ns: u64,
     on_cpu_ns: u64,
@@ -69,12 +69,12 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// Returns until when time was counted.
+    /// Returns the time up to which slices were read.
     pub fn read_until_ns(&self) -> u64 {
         self.read_until_ns
     }
 
-    /// Adds the slices of all CPUs between two times, in order of their starts. `call_name` names system calls.
+    /// Adds the run slices of all CPUs between two times, in order of their starts. `call_name` names system calls.
     pub fn add(
         &mut self,
         (from_ns, until_ns): (u64, u64),
@@ -82,7 +82,7 @@ impl Tally {
         call_name: &mut dyn FnMut(u16) -> Option<String>,
     ) {
         if from_ns != self.read_until_ns {
-            // Threads may have run in between.
+            // Threads may have run in the gap.
             let read_until_ns = self.read_until_ns;
             self.threads.values_mut().for_each(|thread| {
                 thread.sums.lived_ns += read_until_ns.saturating_sub(thread.counted_from_ns);
@@ -111,14 +111,14 @@ impl Tally {
             return;
         }
         if let SwitchIn::Woken { by: Waker::Parent(_), .. } = slice.entry {
-            // An earlier thread with this TID has exited unseen.
+            // An earlier thread with this TID has exited, and its exit was not seen.
             self.exit(tid, slice.start_ns);
         }
         if let SwitchIn::Woken { at_ns, by: Waker::Thread(waker), .. } = slice.entry
             && let Some((_, blocked)) = self.threads.get(&tid).and_then(|thread| thread.left)
         {
             let call = blocked.syscall.map(|number| kind_of_call(&mut self.calls, number, call_name));
-            // Whoever makes room for data, or releases a lock, asks for nothing.
+            // A waker that makes room for data, or releases a lock, does not send a request.
             let takes_requests = matches!(call, Some(CallKind::Reads | CallKind::Idle | CallKind::Futex));
             if let Some(waker) = self.threads.get_mut(&waker).filter(|_| takes_requests) {
                 waker.wakes(tid, at_ns);
@@ -166,7 +166,7 @@ impl Tally {
                 waits[0] = group.map(|by| (wait(by), left_ns, slice.start_ns, true));
                 thread.resumed_ns = slice.start_ns;
             }
-            // A wait that began in the time before, which was read, counts whole where it ends.
+            // A wait that began in an earlier read counts whole in the read in which it ends.
             let ready_from_ns = runnable_ns.max(self.read_from_ns).min(slice.start_ns);
             let ready_ns = slice.start_ns - ready_from_ns;
             if ready_ns > 0 {
@@ -207,7 +207,7 @@ impl Tally {
         }
     }
 
-    /// Adds an exited thread to those of its name.
+    /// Adds an exited thread to the sums of its name.
     fn exit(&mut self, tid: u32, at_ns: u64) {
         let Some(mut thread) = self.threads.remove(&tid).filter(|thread| thread.is_kernel != Some(true)) else {
             return;
@@ -224,17 +224,17 @@ impl Tally {
         }
     }
 
-    /// Chooses waits whose paths are wanted, of the threads that were held up most.
+    /// Returns samples of the waits of the threads that were held up most. Their paths are to be followed.
     pub fn samples(&mut self) -> Vec<Sample> {
         let mut groups: HashMap<(u32, Group), Vec<Sample>> = HashMap::new();
         for sample in std::mem::take(&mut self.due) {
             let tid = sample.query.tid;
-            // Threads that could run most of the time share the CPUs that there are.
+            // Threads that are runnable most of the time are expected to share the CPUs.
             let is_busy = |sums: &ThreadSums| (sums.on_cpu_ns + sums.queued_ns) * 2 > self.covered_ns;
             let is_queued = sample.group == Group::Queued;
             let is_wanted = match self.threads.get(&tid).map(|thread| &thread.sums) {
                 Some(sums) => !(is_queued && is_busy(sums)) && sums.may_be_held_up(sample.group),
-                // It has exited.
+                // The thread has exited.
                 None => !is_queued,
             };
             if !is_wanted {
@@ -243,7 +243,7 @@ impl Tally {
             groups.entry((tid, sample.group)).or_default().push(sample);
         }
         let weight = |samples: &[Sample]| samples.iter().map(|sample| sample.weight).sum::<u64>();
-        // Most threads that wait in a futex wait for work, and there are many of them.
+        // Futexes come last: many threads wait in one, and most of these wait for work.
         let is_futex = |group: Group| {
             let Group::Blocked { call: Some(call), .. } = group else { return false };
             self.calls.get(&call).is_some_and(|(kind, _)| *kind == CallKind::Futex)
@@ -263,7 +263,7 @@ impl Tally {
         }
     }
 
-    /// Returns the threads that wait now, by TID and system call, and were held up in that call for long.
+    /// Returns the threads that wait now in a call in which they were held up for long, by TID and system call.
     pub fn held_up_now(&self, call_name: &mut dyn FnMut(u16) -> Option<String>) -> Vec<(u32, String)> {
         let mut waiting: Vec<(u64, u32, u16)> = Vec::new();
         for (&tid, thread) in &self.threads {
@@ -279,8 +279,8 @@ impl Tally {
         waiting.into_iter().filter_map(|(_, tid, number)| Some((tid, call_name(number)?))).collect()
     }
 
-    /// Returns what was counted since the last call. `is_work` tells whether the waiter of a pair only waits for work:
-    /// then the other program does not hold it up.
+    /// Returns the programs since the last call. `is_work` returns whether the waiter of a pair only waits for work; then
+    /// the waker does not hold it up.
     pub fn take(
         &mut self,
         is_work: &dyn Fn(Pair) -> bool,
@@ -318,7 +318,7 @@ impl Tally {
             programs.held_up.extend(program_of(who, sums, call_name));
         }
         for (name, mut sums) in self.exited.drain() {
-            // Who short-lived threads wait for, and whether it is their parent, is no longer known.
+            // The wakers of exited threads, and whether these are their parents, are no longer known.
             sums.groups.retain(|group| !group.is_of_program());
             if is_long(sums.held_up_ns()) {
                 programs.held_up.extend(program_of(ActorName::program(name.text()), sums, call_name));
@@ -327,7 +327,7 @@ impl Tally {
         programs.held_up.retain(|program| is_long(program.held_up_ns()));
         programs.held_up.sort_by(|a, b| (b.held_up_ns(), &a.who).cmp(&(a.held_up_ns(), &b.who)));
         programs.held_up.truncate(MAX_PROGRAMS);
-        // Threads that did not run for long are forgotten; their next run is found as that of a new thread.
+        // Threads that have not run for a long time are forgotten; when they run again, they count as new threads.
         if self.threads.len() > MAX_THREADS / 2 {
             self.threads.retain(|_, thread| thread.resumed_ns.saturating_add(10_000_000_000) > until_ns);
         }
@@ -348,8 +348,8 @@ impl Tally {
         often
     }
 
-    /// Returns pairs whose waiter is also waited for by its waker, for longer: who of both serves the other is not known,
-    /// and the one that waits less is taken to be the server.
+    /// Returns the pairs whose waker waits longer for the waiter than the waiter for the waker. Which thread serves the
+    /// other is not known: the one that waits less is taken to be the server.
     fn lesser_of_mutual_pairs(&self) -> Vec<Pair> {
         let mut waits: HashMap<(u32, u32), u64> = HashMap::new();
         for (&waiter, thread) in &self.threads {
@@ -381,7 +381,7 @@ fn kind_of_call(
     of.0
 }
 
-/// Returns at most a few of the samples of one kind, at equal distances, with the weight of all.
+/// Returns at most a few samples of one kind, at equal distances, which have the weight of all.
 fn thinned(samples: &[Sample]) -> Vec<Sample> {
     let step = samples.len().div_ceil(MAX_SAMPLES_OF_GROUP).max(1);
     let one = |chunk: &[Sample]| {

@@ -11,18 +11,18 @@ use crate::{ActorName, Cause, CauseKind, Histogram};
 
 /// Maximum number of kinds of waits of a thread; further ones are not judged.
 const MAX_GROUPS: usize = 16;
-/// Maximum number of wakees that are remembered since the thread was switched in.
+/// Maximum number of wakees that are kept: the latest ones.
 const MAX_WAKEES: usize = 8;
-/// Maximum number of wakers of one kind of wait that are told apart.
+/// Maximum number of wakers for each kind of wait; further ones are not counted.
 const MAX_WAKERS: usize = 8;
-/// Number of durations from which they are added to the histogram.
+/// Number of durations that are added to the histogram at once.
 const AT_ONCE: usize = 1_024;
-/// Of the waits for another program, one of this number has to follow a request.
+/// Minimum share of requests, as a divisor: one in this number of waits for another program has to follow a request.
 const ASKED_PART: u64 = 10;
 /// Maximum number of causes of one kind of wait.
 const MAX_CAUSES: usize = 32;
 
-/// Waits of one kind, by a system call.
+/// Kind of waits, with the system call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Group {
     /// Runnable, behind other threads.
@@ -33,12 +33,12 @@ pub(super) enum Group {
     Blocked { by: HeldUpBy, call: Option<u16> },
 }
 
-/// A wait of a thread that may have been held up.
+/// A wait in which a thread may have been held up.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HeldUpWait {
     pub group: Group,
     pub waker: Option<u32>,
-    /// Whether the thread is known to have asked for something, if that decides.
+    /// Whether the thread sent a request to the waker before the wait, for groups in which this matters.
     pub has_asked: bool,
     pub ns: u64,
 }
@@ -50,11 +50,11 @@ pub(super) struct GroupSums {
     pub ns: u64,
     durations_ns: Vec<u64>,
     latency: Histogram,
-    /// Wakers that ended the waits, with the time of these.
+    /// Wakers that ended the waits, with the total time of these waits.
     pub wakers: Vec<(u32, u64)>,
-    /// Number of samples that the waits earned and that were not taken yet, in `ns` of the waits.
+    /// Time of the waits for which no sample is due yet.
     pub unsampled_ns: u64,
-    /// Number of waits, and of those for which the thread asked.
+    /// Number of waits, and of those that followed a request.
     count: u64,
     asked: u64,
     /// Weight of all samples, and of those that were held up.
@@ -104,7 +104,7 @@ impl GroupSums {
     }
 
     /// Returns whether the thread may be held up in these waits. Without requests, waits for another program are waits for
-    /// work. A request to a thread that is still awake wakes nobody.
+    /// work. A request to a thread that is awake causes no wakeup, so only some waits need to follow one.
     fn may_be_held_up(&self) -> bool {
         !self.is_of_program() || self.asked.saturating_mul(ASKED_PART) >= self.count
     }
@@ -130,7 +130,7 @@ impl GroupSums {
             return;
         }
         self.sampled += weight;
-        // A program that sleeps by itself holds nobody up; what it holds, such as a lock, does.
+        // A program that sleeps voluntarily holds no other program up, but a lock that it holds does.
         if self.is_of_program() && !path.is_held_up(0, false) {
             return;
         }
@@ -141,7 +141,7 @@ impl GroupSums {
         }
     }
 
-    /// Adds a cause. Where there are many, threads of one name are one, and beyond that all others.
+    /// Adds a cause. Beyond a maximum, threads with the same name are summed, and beyond another one all further causes.
     fn add_cause(&mut self, cause: Cause, share: f64) {
         let is_same = |(known, _): &&mut (Cause, f64)| known.kind == cause.kind && known.who == cause.who;
         let causes = self.causes.len();
@@ -165,10 +165,10 @@ impl GroupSums {
         }
     }
 
-    /// Returns the part that these waits are, if the thread was held up in them.
+    /// Returns these waits as a part, if the thread was held up in them.
     fn part(mut self, call_name: &mut dyn FnMut(u16) -> Option<String>) -> Option<HeldUpPart> {
         self.count();
-        // Without a sample it is not known whether another program was active.
+        // Only a sample shows whether the other program was active.
         let (may_be_held_up, needs_sample) = (self.may_be_held_up(), self.is_of_program());
         let GroupSums { group, ns, latency, sampled, held_up, causes, .. } = self;
         let ns = match sampled {
@@ -197,7 +197,7 @@ impl GroupSums {
                 let of_disk = |cause: &&(Cause, f64)| matches!(cause.0.kind, CauseKind::Disk | CauseKind::DiskQueue);
                 let all: f64 = causes.iter().map(|(_, share)| share).sum();
                 let disk: f64 = causes.iter().filter(of_disk).map(|(_, share)| share).sum();
-                // Whoever holds a lock of the kernel, or commits a journal, may wait for a disk itself.
+                // The holder of a kernel lock, or a thread that commits a journal, may wait for a disk itself.
                 let by = if by == HeldUpBy::Lock && all > 0.0 && disk * 2.0 >= all { HeldUpBy::Disk } else { by };
                 let causes = scaled(ns, &|_| true);
                 HeldUpPart { by, via: call.and_then(call_name), object: None, ns, latency, causes }
@@ -232,7 +232,7 @@ impl ThreadSums {
         Some(&mut self.groups[at])
     }
 
-    /// Returns whether waits of a group may turn out to be held up: those for another program only after requests.
+    /// Returns whether the thread may be held up in waits of a group. For waits for another program, it has to send requests.
     pub fn may_be_held_up(&self, group: Group) -> bool {
         self.groups.iter().any(|sums| sums.group == group && sums.may_be_held_up())
     }
@@ -285,17 +285,17 @@ impl ThreadSums {
 #[derive(Clone, Debug, Default)]
 pub(super) struct ThreadState {
     pub sums: ThreadSums,
-    /// When it was first seen, or counted last.
+    /// Time from which its lifetime is not counted yet.
     pub counted_from_ns: u64,
-    /// Since when it has been off its CPU, blocked.
+    /// Time of its last switch-out, if it blocked, and how.
     pub left: Option<(u64, Blocked)>,
-    /// When it was switched in after its last wait.
+    /// Time of the switch-in after its last wait.
     pub resumed_ns: u64,
-    /// The thread of another process that created it, if that was seen.
+    /// The thread of another process that created this one, if its creation was seen.
     pub parent: Option<u32>,
     /// Whether it is a kernel thread, if it has blocked.
     pub is_kernel: Option<bool>,
-    /// Whom it woke, and when, latest last.
+    /// TIDs of its wakees, with the times of the wakeups, latest last.
     pub wakees: VecDeque<(u32, u64)>,
 }
 
@@ -308,7 +308,7 @@ impl ThreadState {
         self.wakees.push_back((tid, at_ns));
     }
 
-    /// Returns whether it woke the thread after its last wait and before it blocked: it asked for something.
+    /// Returns whether it woke the thread `tid` after its last wait and before it blocked: that wakeup was a request.
     pub fn has_asked(&self, tid: u32, blocked_ns: u64) -> bool {
         let is_of_run = |at_ns: u64| (self.resumed_ns..=blocked_ns).contains(&at_ns);
         self.wakees.iter().any(|&(wakee, at_ns)| wakee == tid && is_of_run(at_ns))

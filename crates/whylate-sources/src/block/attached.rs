@@ -32,7 +32,7 @@ use crate::source::{AttachError, Attached};
 /// Total size of the rings of completed requests, and the minimum per CPU.
 const MAX_DONE: u32 = 1 << 16;
 const MIN_DONE_PER_CPU: u32 = 1 << 9;
-/// Pages of histogram buckets for each series: six for each of its phases.
+/// Pages of histogram buckets per series: six per phase.
 const PAGES_PER_SERIES: u32 = 32;
 
 /// Time that explaining late events may take per call, while the caller waits for the events.

@@ -113,7 +113,7 @@ pub(crate) enum Timers {
 const SWITCHING_PROGRAMS: [&str; 1] = ["on_workqueue_execute_start"];
 /// Tail-called by a source's program to continue with the account's own.
 const AFTER_STEP: &str = "on_sched_switch_after_step";
-/// Iterator that looks for submission threads.
+/// Iterator that finds submission threads.
 const FIND_SQ_THREAD: &str = "find_sq_thread";
 
 /// Programs needed only for wakeup edges, besides [`OLD_SUBMIT_PROGRAMS`].
@@ -271,8 +271,8 @@ impl Account {
         Ok(())
     }
 
-    /// Tests for submission threads of io_uring among all threads. Needs the account of a session with several sources,
-    /// attached.
+    /// Looks for submission threads of io_uring among all threads. Needs an attached account, of a session with several
+    /// sources.
     pub(crate) fn find_sq_thread(&self) -> anyhow::Result<bool> {
         let state = self.state.borrow();
         let iterator = state.skeleton.progs.find_sq_thread.attach().context("cannot look at all threads")?;
@@ -281,7 +281,7 @@ impl Account {
         Ok(self.has_sq_thread())
     }
 
-    /// Returns whether a thread that may be a submission thread was found, or has run since.
+    /// Returns whether a thread was found, or has run since, that may be a submission thread.
     pub(crate) fn has_sq_thread(&self) -> bool {
         self.state.borrow().skeleton.maps.bss_data.as_deref().is_some_and(|data| data.has_sq_thread != 0)
     }
@@ -435,7 +435,7 @@ impl AccountState {
         if is_complete && !std::mem::replace(&mut self.is_complete, true) { self.start_rate_limiter() } else { Ok(()) }
     }
 
-    /// Detaches all programs. They call none of a source any more.
+    /// Detaches all programs. Afterwards, they no longer call programs of sources.
     pub(crate) fn detach(&mut self) {
         self.links.clear();
         self.steps.clear();

@@ -62,7 +62,7 @@ const volatile u64 tracer_function = 0;
 /* Minimum off-CPU time after which a thread's switch-in calls the program that explains waits. 0: there is none. */
 u64 explain_waits_over_ns = 0;
 
-/* Whether a thread that may be a submission thread of io_uring has been seen. */
+/* Whether a thread was seen that may be a submission thread of io_uring. */
 u32 has_sq_thread = 0;
 
 /* Stacks of the latest late interrupts, overwritten oldest first. */
@@ -90,8 +90,9 @@ static __always_inline void switch_occupant(struct account *account, u32 cpu, bo
 					    struct task_struct *next, u32 prev_state, u64 now_ns, bool reads_first)
 {
 	/*
-	 * For each path to such a read, verifiers up to 6.18 search all types of the kernel by name, which takes half of the time to load
-	 * these programs. The program of nearly all switches reads it where it is used all the same: reading it first may cost a few ns.
+	 * For each path to a read of steal time, verifiers up to 6.18 search all types of the kernel by name, which takes half of the
+	 * time to load these programs. So it is read first, on one path. The program for nearly all switches still reads it where it is
+	 * used: reading it first may cost a few ns per switch.
 	 */
 	u64 steal_ns = reads_first ? steal_ns_of_queue(next) : 0;
 	bool is_open = open(account, cpu);
@@ -197,7 +198,7 @@ int BPF_PROG(on_sched_switch_after_step, bool preempt, struct task_struct *prev,
 	return 0;
 }
 
-/* Finds submission threads that sleep, or have the CPU all the time. */
+/* Finds submission threads that no switch shows: they sleep, or occupy a CPU all the time. */
 SEC("?iter/task")
 int find_sq_thread(struct bpf_iter__task *ctx)
 {

@@ -87,7 +87,7 @@ impl Drop for StepGuard {
         // If the account is gone, so are its program arrays.
         let Some(state) = self.state.upgrade() else { return };
         let mut state = state.borrow_mut();
-        // If the account is detached, it calls no program, and a deletion would wait for a grace period.
+        // A detached account calls no programs, so that none needs to be deleted: a deletion would wait for a grace period.
         if !state.steps.remove(&self.step) {
             return;
         }

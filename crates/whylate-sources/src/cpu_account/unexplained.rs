@@ -28,7 +28,7 @@ impl Account {
         Ok(())
     }
 
-    /// Counts a late event that user space does not explain, for lack of budget.
+    /// Counts a late event that user space does not explain, because the budget is spent.
     pub(crate) fn leave_unexplained(&self, late_ns: u64) {
         let Some(Unexplained { counts }) = &self.unexplained else { return };
         counts.u64_at(0, offset_of!(unexplained, over_budget)).fetch_add(1, Ordering::Relaxed);

@@ -100,11 +100,11 @@ pub struct Read {
     pub start: Timestamp,
     /// Duration of the system call by `CLOCK_MONOTONIC`: the request, the system call, and waiting for a CPU.
     pub took_ns: u64,
-    /// How long the reader waited for a CPU in the meantime; 0 if the kernel does not show it.
+    /// Run-queue wait of the reader in the meantime; 0 if the kernel does not show it.
     pub queued_ns: u64,
 }
 
-/// How long a thread has waited for a CPU so far, by its `schedstat` file.
+/// Run-queue wait of a thread so far, from its `schedstat` file.
 struct RunQueueWait(Option<File>);
 
 impl RunQueueWait {

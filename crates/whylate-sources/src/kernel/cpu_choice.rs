@@ -162,7 +162,7 @@ impl Choice {
         by_reason
     }
 
-    /// Returns a text with the excluded CPUs and the reasons; `None` if none is.
+    /// Returns a text with the excluded CPUs and the reasons; `None` if no CPU is excluded.
     pub(crate) fn named(&self) -> Option<String> {
         let by_reason = self.by_reason();
         let named = by_reason.iter().map(|(reason, cpus)| format!("{} left out: {reason}", are(cpus, "was", "were")));

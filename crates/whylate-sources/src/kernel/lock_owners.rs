@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Whether this kernel records the locks on which threads block, from its types.
+//! Finds in the kernel's types whether this kernel records the locks on which threads block.
 
 use libbpf_rs::btf::types::{Ptr, Struct};
 use libbpf_rs::{Btf, ReferencesType as _};
 
 use super::error::AttachError;
 
-/// Returns whether `task_struct.blocked_on` points to a mutex. Up to 6.16 a debug field of that name is unrelated.
+/// Returns whether `task_struct.blocked_on` points to a mutex. Up to 6.16, a debug field has the same name.
 pub(crate) fn has_mutex_in_blocked_on() -> Result<bool, AttachError> {
     Ok(target_of(&Btf::from_vmlinux()?, "task_struct", "blocked_on").is_some_and(|target| target == "mutex"))
 }
 
-/// Returns the structure that a field points to, empty if it is no pointer to one; `None` if there is no such field.
+/// Returns the name of the structure that a field points to, or an empty name; `None` if there is no such field.
 pub(crate) fn target_of(types: &Btf<'_>, of: &str, field: &str) -> Option<String> {
     let of: Struct<'_> = types.type_by_name(of)?;
     let ty = of.iter().find(|member| member.name.is_some_and(|name| name == field))?.ty;

@@ -186,7 +186,7 @@ impl KernelSymbols {
         }
     }
 
-    /// Finds the range of code that stays, while /proc/kallsyms is cached.
+    /// Finds the range of code that is never unloaded, while /proc/kallsyms is cached.
     pub(crate) fn find_fixed_code(&self) {
         self.shared.borrow_mut().fixed();
     }

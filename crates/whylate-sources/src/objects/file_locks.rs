@@ -158,7 +158,7 @@ impl FileLocks {
         files
     }
 
-    /// Returns the process that holds the lock of the file with this path for which a process waits.
+    /// Returns the holder of the lock for which a process waits, if that lock is of the file with this path.
     pub(super) fn holder_of(&self, waiter: u32, path: &str) -> Option<Holder> {
         let of_file = self.all_waits.get(&waiter)?.iter().filter_map(|&index| self.held.get(index));
         let mut of_file = of_file.filter(|held| held.path == path);
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn file_tells_which_of_several_locks_is_waited_for() {
+    fn path_selects_one_of_several_awaited_locks() {
         let holder = |pid, path| locks(&[]).holder_of(pid, path).map(|holder| holder.who);
         assert_eq!(holder(4, "/lock of 3").as_deref(), Some("p:3"));
         assert_eq!(holder(1, "/lock of 2").as_deref(), Some("p:2"));

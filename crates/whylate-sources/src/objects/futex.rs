@@ -48,11 +48,11 @@ pub(super) fn object_of(
     (object, tid.and_then(|tid| threads.shown(tid)).map(Lead::Thread))
 }
 
-/// Threads of a process: a futex has their TIDs in the PID namespace of the process.
+/// Threads of a process, to translate the TIDs that a futex contains: these are of the PID namespace of the process.
 enum Threads {
-    /// It is that of `/proc`.
+    /// The PID namespace of `/proc` itself.
     Shown(u32),
-    /// TIDs in `/proc` by those in another one.
+    /// TIDs in `/proc`, by TIDs in another PID namespace.
     Inner(HashMap<u32, u32>),
 }
 

@@ -30,7 +30,7 @@ pub(super) enum Lead {
     PeerSocket { inode: u64 },
     /// The daemon of the FUSE file system with this minor device number.
     Fuse { minor: u32 },
-    /// The process that holds the lock of the file with this path, for which the waiter's process waits.
+    /// Holder of the lock for which the waiter's process waits, on the file with this path.
     LockHolder { path: String },
     /// These processes.
     Processes(Vec<u32>),

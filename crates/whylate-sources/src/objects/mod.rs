@@ -102,8 +102,8 @@ pub(crate) fn read(mut waiters: Vec<Waiter>) -> Objects {
     std::mem::take(&mut *shared.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// Returns the objects of waits, on this thread, which a bug of a file system may hang. Without `with_peers`, no other
-/// process is looked at.
+/// Reads and returns the objects of waits on this thread, which may hang if a file system has a bug. Without `with_peers`,
+/// reads of no other process.
 pub(crate) fn read_here(waiters: &[Waiter], with_peers: bool) -> Vec<Option<Object>> {
     let shared = Mutex::new(Objects { found: vec![None; waiters.len()], unread: waiters.len() as u64 });
     Reader::new(waiters, &shared).read(with_peers);

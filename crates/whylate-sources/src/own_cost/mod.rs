@@ -26,7 +26,7 @@ mod skel {
 /// Prefix of the names of programs; the name of the event follows.
 const PREFIX: &str = "on_";
 
-/// Line in fdinfo of the link of an iterator, which reading it runs.
+/// Line in the fdinfo of an iterator's link. Iterators run in the thread that reads them.
 const ITERATOR_LINK: &str = "link_type:\titer";
 
 /// Cost of this process over a span of time.
@@ -38,11 +38,11 @@ pub struct OwnCost {
     pub cpus: usize,
     /// CPU time of all threads of the process.
     pub cpu_ns: u64,
-    /// Programs that ran, by event, and the number of those that did not.
+    /// Programs that ran, by event.
     pub programs: Vec<EventCost>,
     /// Number of programs that did not run.
     pub idle_programs: usize,
-    /// Mean run time of an empty program, which is the time of counting; 0 if it did not run.
+    /// Mean run time of an empty program: the kernel's time for counting a run. 0 if it did not run.
     pub empty_ns: u64,
     /// Memory of BPF maps.
     pub map_bytes: u64,
@@ -57,29 +57,29 @@ pub struct EventCost {
     pub event: String,
     /// Number of runs.
     pub runs: u64,
-    /// Run time as the kernel counts it.
+    /// Run time as counted by the kernel.
     pub run_ns: u64,
-    /// Whether threads of this process run the programs, so that their CPU time has this time too.
+    /// Whether threads of this process run the programs. Then their CPU time includes the run time.
     pub is_own: bool,
 }
 
 impl EventCost {
-    /// Returns the run time without that of counting, which is `empty_ns` for each run.
+    /// Returns the run time without the time for counting, which is `empty_ns` per run.
     pub fn net_ns(&self, empty_ns: u64) -> u64 {
         self.run_ns.saturating_sub(self.runs.saturating_mul(empty_ns))
     }
 }
 
 impl OwnCost {
-    /// Returns the run time of the programs in other threads, without that of counting.
+    /// Returns the run time of the programs that other threads run, without the time for counting.
     pub fn programs_ns(&self) -> u64 {
         self.programs.iter().filter(|of| !of.is_own).map(|of| of.net_ns(self.empty_ns)).sum()
     }
 }
 
-/// Counts the cost from when it is created.
+/// Counts the cost since its creation.
 pub struct CostMeter {
-    /// The kernel counts run times until this is closed, however the process ends; its setting stays unchanged.
+    /// While this is open, the kernel counts run times, without a change of its setting. The end of the process closes it.
     _counting: OwnedFd,
     _empty: Link,
     empty: u32,
@@ -89,7 +89,7 @@ pub struct CostMeter {
 }
 
 impl CostMeter {
-    /// Starts counting. Programs are those that are loaded now.
+    /// Starts to count the programs that are loaded now.
     ///
     /// # Errors
     /// Fails if the kernel does not count run times, as before 5.8, or without the privilege.
@@ -178,7 +178,7 @@ fn descriptors() -> anyhow::Result<Vec<String>> {
     Ok(entries.filter_map(|entry| fs::read_to_string(entry.ok()?.path()).ok()).collect())
 }
 
-/// Returns the value of a line of such a text.
+/// Returns the value of a line of an fdinfo text.
 fn value(fdinfo: &str, name: &str) -> Option<u64> {
     fdinfo.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')?.trim().parse().ok())
 }
@@ -223,7 +223,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn time_of_counting_is_no_cost() {
+    fn time_for_counting_is_left_out_of_the_cost() {
         let of = |runs, run_ns| EventCost { runs, run_ns, ..EventCost::default() };
         assert_eq!(of(10, 1_000).net_ns(40), 600);
         assert_eq!(of(10, 300).net_ns(40), 0);

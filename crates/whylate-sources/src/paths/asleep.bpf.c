@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * In which system call each thread sleeps: first of what began before anything was recorded, then of waits that last. 0.2 us a thread.
+ * Lists the sleeping threads with their system calls: first for waits that began before the recording, then for waits that last. Takes
+ * 0.2 us per thread.
  */
 #include "kernel_types.h"
 #include <bpf/bpf_helpers.h>
@@ -20,18 +21,18 @@ enum {
 };
 
 struct thread_asleep {
-	/* Its number and that of its process, as they are shown. */
+	/* TID, and PID of its process, as shown. */
 	u32 tid;
 	u32 process;
 	s32 syscall;
-	/* Its number of switches, which is another one in its next wait. */
+	/* Number of context switches, which differs in the next wait. */
 	u32 switches;
-	/* enum lock_kind and enum lock_of, if it waits for a lock of the kernel whose owner is recorded. */
+	/* enum lock_kind and enum lock_of, if the thread waits for a kernel lock with a recorded owner. */
 	u32 lock;
 	u32 lock_of;
-	/* The number of the owner; 0: not known for certain. */
+	/* TID of the owner; 0: not known for certain. */
 	u32 holder;
-	/* The number of the process that created its process; 0: unknown. */
+	/* PID of the process that created its process; 0: unknown. */
 	u32 parent;
 };
 
@@ -67,7 +68,7 @@ static __always_inline bool is_of_memory(const struct task_struct *task, u64 loc
 	return lock == (u64)memory + bpf_core_field_offset(struct mm_struct, mmap_lock);
 }
 
-/* Whether it is the lock of the inode of this descriptor. */
+/* Returns whether `lock` is the lock of the inode of this descriptor. */
 static __always_inline bool is_of_descriptor(const struct task_struct *task, u64 lock, u64 descriptor)
 {
 	const struct fdtable *table = BPF_CORE_READ(task, files, fdt);
@@ -83,8 +84,8 @@ static __always_inline bool is_of_descriptor(const struct task_struct *task, u64
 }
 
 /*
- * The owner of a held mutex or rwsem has not exited, and the iterator holds the RCU read lock: its memory stays. A reader or the last
- * holder of a semaphore may have exited, and may not hold it.
+ * The owner of a held mutex or rwsem has not exited, and the iterator holds the RCU read lock, so its memory is not freed. A reader, or
+ * the last holder of a semaphore, may have released the lock and exited.
  */
 static __always_inline void read_owner(struct thread_asleep *asleep, struct task_struct *task)
 {

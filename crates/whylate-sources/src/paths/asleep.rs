@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Threads that are asleep in a system call; those that were when the recording started.
+//! Threads that are asleep in a system call, now or when the recording started.
 
 use std::collections::HashMap;
 
@@ -51,13 +51,13 @@ pub(super) struct Sleeper {
     pub tid: u32,
     /// PID of its process.
     pub process: u32,
-    /// PID of the process that created that; 0 if unknown.
+    /// PID of the process that created its process; 0 if unknown.
     pub parent: u32,
-    /// Number of its switches so far.
+    /// Number of its context switches so far.
     pub switches: u32,
-    /// Number of the system call; negative outside of one.
+    /// Number of the system call; negative outside system calls.
     pub syscall: i32,
-    /// The lock of the kernel that it waits for, if the kernel records the owner of that.
+    /// The kernel lock that it waits for, if the kernel records the owner of the lock.
     pub lock: Option<WaitedLock>,
 }
 
@@ -66,7 +66,7 @@ pub(super) struct Sleeper {
 pub(super) struct WaitedLock {
     pub kind: ObjectKind,
     pub lock: Lock,
-    /// TID of the thread that holds it, if that is certain.
+    /// TID of the holder, if certain.
     pub holder: Option<u32>,
 }
 
@@ -128,7 +128,7 @@ impl Sleepers {
 }
 
 impl Asleep {
-    /// Collects the threads that a walk has found, which began at `began_ns` and has just ended.
+    /// Collects the threads that were found by a walk that began at `began_ns` and has just ended.
     pub(super) fn new(began_ns: u64, found: &[Sleeper]) -> Self {
         let thread = |of: &Sleeper| (of.tid, Thread { syscall: of.syscall, woken_ns: None });
         let threads = found.iter().filter(|of| of.syscall >= 0).map(thread).collect();

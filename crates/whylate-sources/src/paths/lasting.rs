@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Objects of waits that last: read while the timeline is recorded, as they are gone when the path is built.
+//! Reads the objects of long waits while the timeline is recorded: when the path is built, they no longer exist.
 //!
-//! A thread of its own walks over all threads every 50 ms. Of a thread that has not run since the walk before, it reads the
-//! object of its wait, and if the wait goes on, which processes could end it. The lock of the kernel that a thread waits for,
-//! and its holder, come with the walk, also for waits that one walk alone finds. Threads of the program or command come
-//! first, and all that takes at most 5 % of a CPU for these, and 1 % with all others. Without waits of such length it only walks.
+//! A separate thread walks over all threads every 50 ms. If a thread has not run since the previous walk, it reads the object
+//! of the wait. If the wait goes on, it reads which processes could end the wait. The walk itself yields the kernel lock that a
+//! thread waits for, and its holder, even if only one walk finds the wait. Threads of the program or command come first.
+//! Walks and reads take at most 5 % of a CPU for them; other threads are read only while the total is below 1 %.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
@@ -21,17 +21,17 @@ use crate::objects::{self, ProcessNow, Waiter, waiter};
 
 /// Time between two walks over all threads.
 const PERIOD: Duration = Duration::from_millis(50);
-/// Number of walks that must find a thread in the same wait until its object is read, and until the peers are.
+/// Number of walks that must find a thread in the same wait before its object is read, and before the peers are read.
 const WALKS_FOR_OBJECT: u32 = 2;
 const WALKS_FOR_PEERS: u32 = 4;
-/// Number of walks between two looks at the descriptors of all processes.
+/// Number of walks between two scans of the descriptors of all processes.
 const WALKS_A_SCAN: u64 = 5;
-/// Maximum share of a CPU that all that may take for threads of the program or command, and for others as well, in percent,
-/// and what it may take at once.
+/// Maximum share of a CPU, in percent, up to which threads of the program or command are read, and up to which others are
+/// read too; and the CPU time that may be used at once.
 const MAX_CPU_PERCENT: u64 = 5;
 const MAX_CPU_PERCENT_WITH_OTHERS: u64 = 1;
 const BURST_CPU_NS: u64 = 100_000_000;
-/// Maximum number of objects that are read after one walk, and that are kept.
+/// Maximum number of objects that are read after one walk, and of objects that are kept.
 const MAX_A_WALK: usize = 64;
 const MAX_KEPT: usize = 10_000;
 /// Maximum time to wait for the first walk, and for the last one.
@@ -42,16 +42,17 @@ const MAX_WAIT: Duration = Duration::from_secs(2);
 pub(super) struct ReadObjects {
     by_thread: HashMap<u32, Vec<ReadObject>>,
     kept: usize,
-    /// Number of waits of the program or command that lasted, and whose object was not read in time.
+    /// Number of long waits of the program or command of which the object was not read in time.
     pub unread: u64,
 }
 
 #[derive(Clone, Debug)]
 struct ReadObject {
-    /// A span of time (CLOCK_MONOTONIC) at some point of which the thread waited: a wait around it is that wait.
+    /// Span of time (CLOCK_MONOTONIC) in which the thread was seen waiting. The wait that contains the span is the one that was
+    /// read.
     from_ns: u64,
     to_ns: u64,
-    /// When a walk found the wait first: TIDs are reused.
+    /// Time at which a walk first found the wait. It identifies the wait, as TIDs are reused.
     seen_ns: u64,
     /// The wait began before the first walk.
     is_earlier: bool,
@@ -61,14 +62,14 @@ struct ReadObject {
 }
 
 impl ReadObjects {
-    /// Returns the object of a wait. Where the switch-out was not recorded, it must have been before the first walk
+    /// Returns the object of a wait. If its switch-out was not recorded, the wait must have begun before the first walk
     /// (`is_earlier`).
     pub(super) fn of(&self, wait: WaitSpan, via: Option<&str>, is_earlier: bool) -> Option<Object> {
         let is_in = |read: &&ReadObject| {
             let began = wait.from_ns.map_or(is_earlier && read.is_earlier, |from_ns| from_ns < read.from_ns);
             began && read.to_ns < wait.woken_ns && read.via.as_deref() == via
         };
-        // What was read of one wait is one entry, and entries are in order of time.
+        // Each wait has one entry, and entries are in order of time.
         let of_thread = self.by_thread.get(&wait.tid)?;
         let before = of_thread.partition_point(|read| read.to_ns < wait.woken_ns);
         of_thread.get(..before)?.last().filter(is_in).map(|read| read.object.clone())
@@ -90,7 +91,7 @@ impl ReadObjects {
     }
 }
 
-/// Reads objects on a thread of its own until it is dropped.
+/// Reads objects on a separate thread until it is dropped.
 pub(super) struct LastingWaits {
     shared: Arc<Mutex<Shared>>,
     /// Ends the thread when it is dropped.
@@ -101,7 +102,7 @@ pub(super) struct LastingWaits {
 #[derive(Default)]
 struct Shared {
     objects: ReadObjects,
-    /// Threads of the program, of which also waits that began before the first walk are read.
+    /// Threads of the program. Of these, waits that began before the first walk are read too.
     wanted: HashSet<u32>,
 }
 
@@ -126,7 +127,7 @@ impl LastingWaits {
             }
             let _ = ends.send(());
         });
-        // Without them, these waits are ones that began earlier.
+        // Without these threads, their waits are shown as waits that began earlier.
         let asleep = started.ok().and_then(|_| first_walk.recv_timeout(MAX_WAIT).ok()).unwrap_or_default();
         (LastingWaits { shared, going: Some(going), ended }, asleep)
     }
@@ -136,7 +137,7 @@ impl LastingWaits {
         lock(&self.shared).wanted.extend(threads);
     }
 
-    /// Reads no more.
+    /// Stops reading.
     pub(super) fn end(&mut self) {
         if self.going.take().is_some() {
             let _ = self.ended.recv_timeout(MAX_WAIT);
@@ -153,7 +154,7 @@ impl LastingWaits {
 /// The waits that the last walk found.
 struct Walker {
     waits: HashMap<u32, Lasting>,
-    /// Processes that this one has created, and so on.
+    /// Descendants of this process.
     descendants: HashSet<u32>,
     /// Start of the walks, and CPU time of this thread by then.
     began_ns: u64,
@@ -166,12 +167,12 @@ struct Walker {
 #[derive(Clone, Copy, Debug)]
 struct Lasting {
     switches: u32,
-    /// When a walk found it first.
+    /// Time at which a walk first found it.
     seen_ns: u64,
     /// Number of walks that have found it.
     walks: u32,
     is_earlier: bool,
-    /// The thread is one of the program, or of a descendant of this process.
+    /// The thread belongs to the program, or to a descendant of this process.
     comes_first: bool,
     read: Read,
 }
@@ -205,7 +206,7 @@ impl Walker {
         clock::thread_cpu_ns().saturating_sub(self.began_cpu_ns) < allowed_ns
     }
 
-    /// Takes in what a walk from `began_ns` to `ended_ns` has found, and reads what is due.
+    /// Updates the waits after a walk from `began_ns` to `ended_ns`, and reads the objects that are due.
     fn look_at(&mut self, found: &[Sleeper], (began_ns, ended_ns): (u64, u64), shared: &Mutex<Shared>) {
         let before = self.take_in(found, &lock(shared).wanted);
         self.walks += 1;
@@ -228,7 +229,7 @@ impl Walker {
             for &of_kind in of_kinds {
                 let is_due = |of: &&Sleeper| {
                     let known = self.waits[&of.tid];
-                    // Of a lock of the kernel, only the file may be missing.
+                    // The walk has read kernel locks already. Only the file of an inode lock may be missing.
                     let may_have = of.lock.is_none_or(|lock| lock.kind == ObjectKind::InodeLock);
                     let is_of_kind = known.due() == Some(of_kind) && known.comes_first == comes_first;
                     is_of_kind && of.syscall >= 0 && may_have && is_read(self, of)
@@ -239,7 +240,7 @@ impl Walker {
                 }
             }
         }
-        // Waits that have ended, without what was due.
+        // Waits that have ended before their object was read.
         let unread = before.iter().filter(|(tid, of)| {
             let goes_on = self.waits.get(tid).is_some_and(|now| now.switches == of.switches);
             !goes_on && of.comes_first && of.read == Read::Nothing && of.walks > WALKS_FOR_OBJECT
@@ -247,13 +248,13 @@ impl Walker {
         lock(shared).objects.unread += unread.count() as u64;
     }
 
-    /// Takes in the threads that a walk has found. Returns the waits that the walk before had found.
+    /// Updates the waits with the threads that a walk has found. Returns the waits that the previous walk had found.
     fn take_in(&mut self, found: &[Sleeper], wanted: &HashSet<u32>) -> HashMap<u32, Lasting> {
         let (own, now_ns) = (std::process::id(), clock::monotonic_ns());
         let before = std::mem::take(&mut self.waits);
         let processes: HashSet<u32> = found.iter().map(|of| of.process).collect();
         self.descendants.retain(|pid| processes.contains(pid));
-        // Parents come before their children, but for those whose PIDs have started over.
+        // Walks go by PID: parents come before their children, unless PIDs have wrapped around.
         for of in found {
             if of.parent == own || self.descendants.contains(&of.parent) {
                 self.descendants.insert(of.process);
@@ -268,7 +269,7 @@ impl Walker {
         before
     }
 
-    /// Reads the objects of these waits, which last at least since `since_ns`.
+    /// Reads the objects of these waits, which began before `since_ns`.
     fn read(&mut self, due: &[&Sleeper], of_kind: Read, since_ns: u64, shared: &Mutex<Shared>) {
         let waiters: Vec<(&Sleeper, Waiter)> =
             due.iter().filter_map(|of| Some((*of, waiter(of.process, of.tid, of.switches.into())?))).collect();
@@ -296,7 +297,7 @@ fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns a lock of the kernel, with what its holder does now.
+/// Returns a kernel lock as an object, with the current state of its holder.
 fn lock_object(of: WaitedLock) -> Object {
     let holder = of.holder.map(|tid| ProcessNow::of_thread(tid, tid));
     let peers = holder.into_iter().map(|process| Peer { process, others: 0 }).collect();
@@ -308,7 +309,7 @@ impl Lasting {
         Lasting { switches: of.switches, seen_ns, walks: 0, is_earlier: false, comes_first: false, read: Read::Nothing }
     }
 
-    /// Returns what is to be read now, if anything.
+    /// Returns what is due to be read, if anything.
     fn due(&self) -> Option<Read> {
         match self.read {
             Read::Nothing if self.walks >= WALKS_FOR_OBJECT => Some(Read::Object),

@@ -44,7 +44,7 @@ impl PathNames {
         }
     }
 
-    /// Adds the system calls that threads waited in before anything was recorded, and the objects of waits.
+    /// Adds the system calls in which threads waited before the recording started, and the objects of waits.
     pub(super) fn knows(&mut self, earlier: Calls, objects: ReadObjects) {
         (self.earlier, self.objects) = (earlier, objects);
     }

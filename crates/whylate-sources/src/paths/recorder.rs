@@ -141,12 +141,12 @@ impl Recorder {
         self.span_from_ns = at_ns;
     }
 
-    /// Also names the objects of waits of these threads that have begun already.
+    /// Also reads the objects of waits of these threads that began before the recording.
     pub fn wants(&self, threads: impl Iterator<Item = u32>) {
         self.lasting.want(threads);
     }
 
-    /// Reads no further objects: what is read of other processes from now on is not in the recording.
+    /// Stops reading objects: later waits are not in the recording.
     pub fn span_ends(&mut self) {
         self.lasting.end();
     }

@@ -163,7 +163,7 @@ impl Waits {
         {
             sleeps.explain_within_budget(&self.account, each);
         }
-        // Reading has a budget of its own.
+        // Reading has a separate budget.
         if let Some(programs) = &mut self.programs {
             programs.read(&self.account);
         }
@@ -177,12 +177,12 @@ impl Waits {
         }
     }
 
-    /// Counts a record that there is no budget to explain.
+    /// Counts a record that is not explained, because the budget is spent.
     fn leave_unexplained(&mut self, record: &[u8]) {
         let late_for_cpu_ns = padded_record(record).filter(|record| record.window.count > 0);
         match (late_for_cpu_ns, &mut self.sleeps) {
             (Some(late), _) => self.account.leave_unexplained(late.running_ns.saturating_sub(late.runnable_ns)),
-            // Whether a blocked wait is late is not known before it is explained.
+            // Only its explanation shows whether a blocked wait is late.
             (None, Some(sleeps)) => sleeps.leave_unseen(),
             (None, None) => self.cut_short += 1,
         }

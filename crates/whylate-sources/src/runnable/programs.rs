@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Programs by the share of time that they were held up: read from the account's rings now and then, within a budget.
+//! Programs ranked by the share of time for which they were held up: read from the account's rings at intervals, within a
+//! budget.
 //!
-//! The kernel's programs do nothing for this. Slices beyond the budget are left out: shares are of the time that was read.
+//! The BPF programs do no work for this. Run slices beyond the budget are left out: shares are of the time that was read.
 
 use std::time::Duration;
 
@@ -29,15 +30,15 @@ mod relatives;
 const MAX_SLICES: usize = 48_000;
 /// Reading may take at most 1/100 of a CPU.
 const REST_FACTOR: u64 = 100;
-/// Maximum number of programs in a snapshot, and the part of the time for which each has to be held up.
+/// Maximum number of programs in a snapshot, and minimum share of the time for which each was held up.
 const MAX_PROGRAMS: usize = 32;
 const MIN_PART: u64 = 50;
-/// Time until all programs have recorded what they saw.
+/// Time after which all BPF programs have recorded what they saw.
 const SETTLED_NS: u64 = 2_000_000;
 /// Minimum time between two reads, unless a snapshot is due.
 const READ_EVERY: Duration = Duration::from_millis(150);
 
-/// What threads do, from the account's rings.
+/// Reader of run slices from the account's rings, with sums for each thread.
 pub(super) struct ProgramShares {
     tally: Tally,
     names: PathNames,
@@ -57,7 +58,7 @@ impl ProgramShares {
         }
     }
 
-    /// Reads what threads have done since the last time, unless that took too long recently.
+    /// Reads the run slices since the last read, unless recent reads took too long.
     pub(super) fn read(&mut self, account: &Account) {
         let now_ns = clock::monotonic_ns();
         if now_ns < self.rests_until_ns {
@@ -87,7 +88,7 @@ impl ProgramShares {
                     self.slices.push(slice);
                 }
             }
-            // A CPU that was never seen has nothing to read.
+            // The ring of a CPU that was never seen is empty.
             if reached_ns < until_ns {
                 from_ns = from_ns.max(reached_ns);
             }
@@ -103,7 +104,7 @@ impl ProgramShares {
         self.explain(account, until_ns);
     }
 
-    /// Follows a sample of the waits along their wakers.
+    /// Follows a sample of the waits along their wakeup edges.
     fn explain(&mut self, account: &Account, until_ns: u64) {
         let samples: Vec<Sample> = self.tally.samples();
         let Some(mut history) = account.history(until_ns).filter(|_| !samples.is_empty()) else { return };
@@ -117,7 +118,7 @@ impl ProgramShares {
         }
     }
 
-    /// Returns what was read since the last snapshot. `stacks` show whether a futex is a lock.
+    /// Returns the programs since the last snapshot. `stacks` show whether a futex is a lock.
     pub(super) fn take(&mut self, account: &Account, stacks: &[Stack]) -> Programs {
         self.read_now(account, clock::monotonic_ns().saturating_sub(SETTLED_NS));
         let mut programs = self.tally.take(&is_work, &mut call_name);
@@ -134,7 +135,7 @@ impl ProgramShares {
                 part.object = found.and_then(|(tid, via)| self.lookup.object(tid, via));
             }
         }
-        // Threads whose futexes are no locks are not held up.
+        // Threads that wait in futexes other than locks are not held up.
         programs.held_up.retain(|program| program.held_up_ns() > programs.covered_ns / MIN_PART);
         programs.held_up.sort_by(|a, b| (b.held_up_ns(), &a.who).cmp(&(a.held_up_ns(), &b.who)));
         programs.held_up.truncate(MAX_PROGRAMS);
@@ -147,8 +148,8 @@ fn call_name(number: u16) -> Option<String> {
     syscalls::name(number.into())
 }
 
-/// Keeps the share of the thread's waits in futexes that its sampled stacks show to be for a lock: the others wait for
-/// work, or it is not known what for.
+/// Keeps the share of the thread's futex waits that, by its sampled stacks, are for a lock. The other waits are for work,
+/// or for something unknown.
 fn weigh_futex(program: &mut HeldUpProgram, pid: Option<u32>, stacks: &[Stack]) {
     let Some(at) =
         program.parts.iter().position(|part| part.via.as_deref().is_some_and(|via| via.starts_with("futex")))

@@ -322,7 +322,7 @@ pub(super) struct PathNameSource<'a> {
 }
 
 impl<'a> PathNameSource<'a> {
-    /// Resolves names without recorded waits.
+    /// Resolver of names that knows no recorded waits.
     pub(super) fn of_names(names: &'a mut PathNames) -> Self {
         static NONE: VecDeque<RecordedWait> = VecDeque::new();
         PathNameSource { names, known: &NONE }

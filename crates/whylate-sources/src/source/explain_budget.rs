@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Limits the CPU time that explaining late events takes in user space. A machine with many late events is overloaded, and
-//! explaining each would delay others.
+//! Limits the CPU time that user space spends on explaining late events. A machine with many late events is overloaded:
+//! explaining each of them would delay other programs.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -9,7 +9,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::kernel::clock;
 
-/// Time whose budget may be spent at once.
+/// Length of time for which the budget may be spent at once.
 const BURST_NS: u64 = 5_000_000_000;
 
 /// Token bucket of CPU time, shared by the sources of a session.
@@ -18,20 +18,20 @@ pub(crate) struct ExplainBudget(Rc<Bucket>);
 
 #[derive(Debug, Default)]
 struct Bucket {
-    /// Elapsed time that pays for one unit of CPU time; 0: there is no limit.
+    /// Elapsed time per CPU time that may be spent in it; 0: no limit.
     factor: Cell<u64>,
-    /// Time until which the budget is spent (CLOCK_MONOTONIC).
+    /// Time up to which the budget is spent (CLOCK_MONOTONIC).
     spent_until_ns: Cell<u64>,
 }
 
 impl ExplainBudget {
-    /// Limits explaining to a share of the machine, in parts per million of all `cpus`; 0: no limit.
+    /// Limits explanations to a share of the machine, in parts per million of all `cpus`; 0: no limit.
     pub(crate) fn limit(&self, share_ppm: u32, cpus: usize) {
         let cpus_ppm = u64::from(share_ppm).saturating_mul(cpus as u64);
         self.0.factor.set(if cpus_ppm == 0 { 0 } else { 1_000_000_u64.div_ceil(cpus_ppm) });
     }
 
-    /// Starts to spend, until the result is dropped. `None` if the budget is spent.
+    /// Charges the CPU time of this thread until the result is dropped. `None` if the budget is spent.
     pub(crate) fn spend(&self) -> Option<Spending<'_>> {
         if self.0.factor.get() == 0 {
             return Some(Spending { bucket: &self.0, began_ns: 0 });
@@ -48,7 +48,7 @@ impl Bucket {
     }
 }
 
-/// CPU time that counts towards a budget until the value is dropped.
+/// Guard: until it is dropped, CPU time of the thread counts towards a budget.
 pub(crate) struct Spending<'a> {
     bucket: &'a Bucket,
     began_ns: u64,
@@ -83,7 +83,7 @@ mod tests {
         budget.0.spent_until_ns.set(0);
         budget.0.charge(99_000_000, now_ns);
         let spending = budget.spend().expect("5 s allow 100 ms");
-        // Dropped, it would charge the time that the test takes.
+        // If dropped, it would charge the CPU time of the test.
         std::mem::forget(spending);
         budget.0.charge(3_000_000_000, now_ns);
         assert!(budget.spend().is_none());

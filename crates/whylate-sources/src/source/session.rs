@@ -91,14 +91,14 @@ impl Session {
         self.account.cpus(asked)
     }
 
-    /// Limits the CPU time in which late events are explained to a share of the machine, in parts per million. Events
-    /// beyond that count as unexplained. Without this there is no limit.
+    /// Limits the CPU time for explaining late events to a share of the machine, in parts per million. Events beyond the
+    /// limit count as unexplained. By default there is no limit.
     pub fn limit_explaining(&self, share_ppm: u32) {
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
         self.explain_budget.limit(share_ppm, cpus);
     }
 
-    /// Returns the budget of explaining, shared by all sources.
+    /// Returns the budget for explanations, which all sources share.
     pub(crate) fn explain_budget(&self) -> ExplainBudget {
         self.explain_budget.clone()
     }
@@ -130,14 +130,14 @@ impl Session {
     /// Fails if the kernel refuses a BPF program.
     pub fn begin(&self) -> Result<(), AttachError> {
         *self.kernel.borrow_mut() = None;
-        // The symbols are read again for names, which those of the programs attached since are among.
+        // The symbols are read again: they now include the programs that were attached since.
         self.symbols.find_fixed_code();
         *self.read_once.borrow_mut() = None;
         self.account.begin()
     }
 
-    /// Detaches the account before sources are dropped: the kernel then waits for no program of theirs that the account
-    /// called.
+    /// Detaches the account before sources are dropped. Then the kernel does not wait for programs of theirs that the
+    /// account called.
     pub fn end(&self) {
         self.account.end();
     }

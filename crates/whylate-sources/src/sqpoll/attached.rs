@@ -22,7 +22,7 @@ enum Reader {
     Waiting(Box<Waiting>),
 }
 
-/// What attaches the programs later.
+/// Options and session with which the programs are attached later.
 struct Waiting {
     options: SqpollOptions,
     session: Session,

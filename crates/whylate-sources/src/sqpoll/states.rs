@@ -41,8 +41,8 @@ pub(super) struct RingState {
 
 pub(super) type ThreadStates = HashMap<SqThread, ThreadState>;
 
-/// Makes the series of the time between two reads, by process and thread. With `is_late`, the first read was after the
-/// interval began.
+/// Returns the series of the time between two reads, by process and thread. With `is_late`, the first read took place after
+/// the start of the interval.
 pub(super) fn series(before: &ThreadStates, after: &ThreadStates, interval_ns: u64, is_late: bool) -> Vec<Series> {
     let mut threads: Vec<(&SqThread, &ThreadState)> = after.iter().collect();
     threads.sort_by_key(|&(thread, _)| thread);

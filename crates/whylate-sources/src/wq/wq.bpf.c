@@ -498,7 +498,7 @@ int BPF_PROG(on_workqueue_queue_work, int req_cpu, struct pool_workqueue *pwq, s
 
 	if (!enabled)
 		return 0;
-	/* Before the paths part: see switch_occupant() of the CPU account. */
+	/* Read before the branches, once: see switch_occupant() of the CPU account. */
 	is_bh = measure_phases && pool_is_bh(pwq->pool);
 	handler = (u64)work->func;
 	if (has_wanted_handler && !handler_is_wanted(handler))

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Threads that wait for an object of each kind until the process ends that has its other end, round after round.
+//! Threads that wait for an object of each kind, in several rounds. A wait ends when the process with the other end exits.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -21,7 +21,7 @@ use whylate_model::path::budget::Budget;
 
 use super::named;
 
-/// Rounds, and how long a wait of a round takes: peers are read after 500 ms, on a machine that is not busy.
+/// Number of rounds, and duration of a wait. On an idle machine, peers are read within 500 ms.
 const ROUNDS: u32 = 3;
 const ROUNDS_THOROUGH: u32 = 20;
 const SECONDS: &str = "1.5";
@@ -34,7 +34,7 @@ struct Truth {
     peer: Option<String>,
 }
 
-/// One kind of waits; called with a path that is new.
+/// Waits of one kind; called with a new path.
 type Kind = (&'static str, fn(PathBuf) -> Result<Truth>);
 
 const KINDS: [Kind; 10] = [
@@ -50,7 +50,7 @@ const KINDS: [Kind; 10] = [
     ("gave up", gave_up),
 ];
 
-/// Starts a process that has this descriptor for a while.
+/// Starts a process that keeps this descriptor open for a while.
 fn hold(descriptor: impl Into<OwnedFd>) -> Result<Child> {
     let mut command = Command::new("sleep");
     command.arg(SECONDS).stdin(Stdio::from(descriptor.into())).stdout(Stdio::null()).stderr(Stdio::null());
@@ -197,7 +197,7 @@ pub fn wait() -> Result<Vec<String>> {
     receiver.into_iter().collect()
 }
 
-/// Compares the objects of each thread with what it says.
+/// Compares the objects of each thread with what it printed.
 pub fn check(truths: &[String], budget: &Budget) -> Result<()> {
     let mut found: BTreeSet<String> = BTreeSet::new();
     for segment in named(budget) {

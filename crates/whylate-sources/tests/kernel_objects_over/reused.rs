@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Threads that reuse the numbers of descriptors all the time.
+//! Threads that keep reusing the numbers of descriptors.
 
 use std::ffi::CString;
 use std::io::Read as _;
@@ -29,7 +29,7 @@ fn named_after(kind: char, descriptor: impl AsFd) -> Result<()> {
     Ok(())
 }
 
-/// Waits for new pipes and sockets by turns, for a time that differs.
+/// Waits for new pipes and sockets in turn, for varying times.
 fn wait_by_turns(number: u64, until: Instant) -> Result<u64> {
     let mut turn = 0;
     while Instant::now() < until {
@@ -79,7 +79,7 @@ pub fn check(budget: &Budget) -> Result<()> {
         };
         let is_kind = match kind {
             "p" => object.kind == ObjectKind::Pipe,
-            // A socket that is closed before its kind is asked for is only a socket.
+            // If a socket is closed before its kind is read, only `socket` is known.
             _ => matches!(object.kind, ObjectKind::UnixSocket | ObjectKind::Socket),
         };
         ensure!(is_kind && object.inode == Some(inode), "{name} has {object:?}");

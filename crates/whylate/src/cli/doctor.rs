@@ -67,7 +67,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Measures with all sources, and counts what that costs. Returns `None` if interrupted before.
+/// Measures with all sources, and counts the cost. Returns `None` if interrupted.
 fn cost(duration_ns: u64) -> anyhow::Result<Option<OwnCost>> {
     let watch = Watch::new().context("cannot watch for Ctrl-C")?;
     let wish = Wish::default();

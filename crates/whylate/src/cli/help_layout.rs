@@ -10,7 +10,7 @@ use crate::terminal::wrapped;
 
 /// Help template with the examples before the list of options.
 const EXAMPLES_FIRST: &str = "{about}{after-help}\n\n{usage-heading} {usage}\n\n{all-args}";
-/// Column at which the descriptions of commands begin, and the width of the help on any terminal, which is clap's.
+/// Column at which the descriptions of commands begin, and the maximum width of the help, which is clap's.
 const ABOUT_COLUMN: usize = 14;
 const MAX_COLUMNS: usize = 100;
 /// Number of examples that `-h` has.

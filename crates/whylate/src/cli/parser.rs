@@ -180,7 +180,7 @@ fn unknown_command(error: &clap::Error) -> Option<clap::Error> {
     is_command.then(|| without_options.try_get_matches_from(["whylate", word]).err()).flatten()
 }
 
-/// Leaves out clap's advice to pass an unknown option as a value: no value begins with a dash.
+/// Removes clap's advice to pass an unknown option as a value: no value begins with a dash.
 fn without_advice(mut error: clap::Error) -> clap::Error {
     if let Some(ContextValue::StyledStrs(mut advice)) = error.remove(ContextKind::Suggested) {
         advice.retain(|advice| !advice.to_string().starts_with("to pass "));
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_option_is_no_value() {
+    fn unknown_option_is_not_taken_for_a_value() {
         for (line, advises) in [("wq --wy 5ms", false), ("-z", false), ("run --wy make", true)] {
             assert_eq!(parsed(line).expect_err(line).contains("as a value"), advises, "{line}");
         }

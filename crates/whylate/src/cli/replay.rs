@@ -9,7 +9,7 @@ use whylate_model::units::printable;
 
 use crate::cli::Origin;
 use crate::cli::arguments::Within;
-use crate::cli::values::quoted;
+use crate::say::quoted;
 use crate::store::play::Recording;
 
 /// Show a recording as if it were live, as the overview or any other command

@@ -77,8 +77,8 @@ pub struct Arguments {
 
 /// Interval at which freed memory is returned to the system.
 const RELEASE_EVERY: Duration = Duration::from_secs(60);
-/// Growth of resident memory since then, in bytes, after which that does not wait: bursts of late events take tens of megabytes a
-/// minute.
+/// Growth of resident memory since the last return, in bytes, after which freed memory is returned at once: bursts of late
+/// events take tens of megabytes a minute.
 const RELEASE_FROM: u64 = 16 << 20;
 
 /// Address without `--listen`.
@@ -220,7 +220,7 @@ struct Exporter {
     recorder: Option<Recorder>,
     triggers: Option<Triggers>,
     replayed: Option<Replayed>,
-    /// When freed memory was last returned to the system, and what was resident afterwards, in bytes.
+    /// Time at which freed memory was last returned to the system, and resident memory after that, in bytes.
     released: (Instant, u64),
 }
 

@@ -109,7 +109,7 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<u8> {
     text.is_verbose = arguments.verbosity.verbose;
     let mut seen_any = false;
     let is_late = drive(stream, &query, &mut text, &mut |snapshot| seen_any |= !snapshot.series.is_empty())?;
-    // The process has no submission thread, as was said.
+    // The process has no submission thread; a message has said so.
     if arguments.pid.is_some() && !seen_any {
         return Ok(FAILURE);
     }

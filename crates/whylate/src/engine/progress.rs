@@ -73,7 +73,7 @@ impl Progress {
     }
 }
 
-/// Returns the line; a second line could not be rewritten. What does not fit is left out: the hint, then the end.
+/// Returns one line, as a second one could not be rewritten. If it is too long, the hint is left out, then the end.
 fn in_room(label: &str, text: &str, hint: &str, columns: usize) -> String {
     let line = format!("{label}: {text} ...");
     let fits = |line: &str| line.chars().count() < columns;

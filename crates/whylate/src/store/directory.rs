@@ -50,11 +50,11 @@ pub struct DirectoryStore {
     lock: File,
     retention: Retention,
     file: Option<FileStore>,
-    /// When the current file was created.
+    /// Time at which the current file was created.
     started_ns: u64,
     /// Start in the header of the current file.
     start_unix_ns: u64,
-    /// Start that the recorder gave for the last file, if there was one.
+    /// Start that the recorder gave for the previous file, if there was one.
     given_unix_ns: Option<u64>,
     made: Vec<PathBuf>,
     written: u64,
@@ -203,7 +203,7 @@ impl Store for DirectoryStore {
             let file = self.create(now_ns)?;
             self.made.push(file.path().to_owned());
             (self.file, self.started_ns) = (Some(file), now_ns);
-            // Each file has its own start, whether the last one is full, or could not be ended.
+            // Each file has its own start, whether the previous file is full or could not be completed.
             let given = self.given_unix_ns.replace(header.start_unix_ns);
             self.start_unix_ns = if given == Some(header.start_unix_ns) { now_ns } else { header.start_unix_ns };
         }
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn files_have_starts_of_their_own() {
+    fn each_file_has_its_own_start() {
         let directory = tempfile::tempdir().expect("a directory");
         // The second file is due because the first one is large, the third one because the second one has ended.
         let retention = Retention { most_bytes: Some(1_000_000), ..Retention::default() };

@@ -131,7 +131,7 @@ fn header(state: &State, columns: usize) -> Line<'static> {
     Line::styled(joined([mode, host, at, window, position, lost, gap, cut, own, missed, namespace], columns), bold())
 }
 
-/// Renders the views that lead to the top one; only the top one if they are too many.
+/// Renders the titles of the views that lead to the current one; only the current one if there is no room for all.
 fn position(state: &State, columns: usize) -> String {
     let titles = state.views().iter().skip(1).map(|view| title_of(&view.kind));
     let titles: Vec<String> = titles.filter(|title| !title.is_empty()).collect();

@@ -272,12 +272,12 @@ impl Glyphs {
     }
 }
 
-/// Marks threads of whylate, in parentheses. It is worth more than the name.
+/// Mark of whylate's own threads, in parentheses. It is worth more than the thread's name.
 const OWN: &str = "whylate itself";
 /// Minimum width of the text before parentheses.
 const MIN_BEFORE: usize = 16;
 
-/// Cuts out the middle of a text that is wider than a number of columns. Parentheses at its end stay whole; where they
+/// Cuts out the middle of a text that is wider than a number of columns. Parentheses at its end stay whole; if they
 /// do not fit, they are left out.
 pub fn cut(text: &str, columns: usize) -> String {
     if text.width() <= columns {

@@ -145,7 +145,7 @@ impl OpenWait {
         names.waits_in(self.hop.tid, self.hop.woken_ns, &blocked).0.or_else(|| blocked.outside_calls())
     }
 
-    /// Returns whether it is known what the thread waited for in the call `via`, or outside of calls.
+    /// Returns whether the object is known for which the thread waited in the call `via`, or outside of calls.
     pub fn has_object(&self, via: Option<&str>, names: &mut dyn Names) -> bool {
         let from_ns = self.asleep.map(|_| self.from_ns);
         names.object(WaitSpan { tid: self.hop.tid, from_ns, woken_ns: self.hop.woken_ns }, via).is_some()

@@ -70,7 +70,8 @@ fn parts(programs: &Programs, tid: u32) -> Vec<(HeldUpBy, Option<String>, u64)> 
     parts.map(|part| (part.by, part.via.clone(), part.ns / MS_NS)).collect()
 }
 
-/// Thread 7 blocks in a call at 10 ms, and thread 8 ends the wait at 50 ms; before, 7 wakes 8 if it asks.
+/// Thread 7 blocks in a call at 10 ms, and thread 8 wakes it at 50 ms. With `has_asked`, thread 7 wakes thread 8 before it
+/// blocks.
 fn wait_in(exit: SwitchOut, has_asked: bool) -> Vec<RunSlice> {
     let entry = if has_asked { woken(5, Waker::Thread(7)) } else { woken(5, Waker::Network) };
     vec![
@@ -82,7 +83,7 @@ fn wait_in(exit: SwitchOut, has_asked: bool) -> Vec<RunSlice> {
 }
 
 #[test]
-fn waits_for_work_hold_nobody_up_and_answers_do() {
+fn waits_for_answers_hold_a_program_up_and_waits_for_work_do_not() {
     let held_up = |exit, has_asked, kind| {
         let mut tally = Tally::default();
         add(&mut tally, (0, 100), &wait_in(exit, has_asked));
@@ -94,21 +95,21 @@ fn waits_for_work_hold_nobody_up_and_answers_do() {
     assert_eq!(held_up(in_call(READ), true, CauseKind::Running), program("read"));
     assert_eq!(held_up(in_call(READ), false, CauseKind::Running), std::slice::from_ref(&ready));
     assert_eq!(held_up(in_call(WRITE), false, CauseKind::Running), program("write"));
-    // The other program sleeps, and holds nothing.
+    // The other program sleeps, and holds no lock.
     assert_eq!(held_up(in_call(READ), true, CauseKind::Timer), std::slice::from_ref(&ready));
     let lock = vec![(HeldUpBy::Lock, Some("flock".to_owned()), 40), ready.clone()];
     assert_eq!(held_up(in_call(FLOCK), false, CauseKind::Timer), lock);
     for call in [POLL, WAIT4] {
         assert_eq!(held_up(in_call(call), true, CauseKind::Running), std::slice::from_ref(&ready));
     }
-    // A page, or a lock of the kernel: whoever holds it for a disk makes it a wait for that.
+    // A locked page or a kernel lock: if its holder waits for a disk, the wait is for the disk.
     let uninterruptible = SwitchOut::Blocked(Blocked { is_uninterruptible: true, ..Blocked::default() });
     assert_eq!(held_up(uninterruptible, false, CauseKind::Running)[0].0, HeldUpBy::Lock);
     assert_eq!(held_up(uninterruptible, false, CauseKind::DiskQueue)[0].0, HeldUpBy::Disk);
 }
 
 #[test]
-fn reader_of_a_pipeline_asks_for_nothing() {
+fn reader_of_a_pipeline_sends_no_request() {
     // Thread 7 makes room in the pipe, for which the writer waits.
     let mut tally = Tally::default();
     let slices = [
@@ -123,7 +124,7 @@ fn reader_of_a_pipeline_asks_for_nothing() {
 }
 
 #[test]
-fn parents_and_shells_are_no_victims_of_their_children() {
+fn pairs_that_wait_for_work_are_not_held_up() {
     let mut tally = Tally::default();
     add(&mut tally, (0, 100), &wait_in(in_call(READ), true));
     explain(&mut tally, CauseKind::Running);
@@ -132,7 +133,7 @@ fn parents_and_shells_are_no_victims_of_their_children() {
 }
 
 #[test]
-fn of_two_that_wait_for_each_other_the_longer_waiter_is_held_up() {
+fn of_two_threads_that_wait_for_each_other_the_longer_waiter_is_held_up() {
     let mut tally = Tally::default();
     let slices = [
         ran(8, 0, 1, SwitchIn::Unseen, in_call(READ)),
@@ -146,7 +147,7 @@ fn of_two_that_wait_for_each_other_the_longer_waiter_is_held_up() {
     let programs = take(&mut tally);
     assert_eq!(parts(&programs, 7), [(HeldUpBy::Program, Some("read".to_owned()), 40)]);
     assert_eq!(parts(&programs, 8), [(HeldUpBy::RunQueue, None, 5)]);
-    // A parent that waits less than its child is the client all the same.
+    // If the longer waiter waits only for work, the other one is the client.
     let mut tally = Tally::default();
     add(&mut tally, (0, 100), &slices);
     explain(&mut tally, CauseKind::Running);
@@ -159,7 +160,7 @@ fn of_two_that_wait_for_each_other_the_longer_waiter_is_held_up() {
 fn time_beyond_a_gap_is_not_counted() {
     let mut tally = Tally::default();
     add(&mut tally, (0, 40), &wait_in(in_call(FLOCK), false)[..2]);
-    // Between 40 and 45 ms nothing was read: the thread may have run.
+    // Nothing was read between 40 and 45 ms: the thread may have run.
     add(&mut tally, (45, 100), &wait_in(in_call(FLOCK), false)[3..]);
     assert_eq!(parts(&take(&mut tally), 7), [(HeldUpBy::RunQueue, None, 5)]);
     // Without a gap, a wait may begin in an earlier read.
@@ -190,7 +191,7 @@ fn wait_for_cpu_counts_whole_over_several_reads() {
     let mut tally = Tally::default();
     add(&mut tally, (0, 100), &[ran(7, 1, 10, woken(1, Waker::Network), in_call(POLL))]);
     add(&mut tally, (100, 200), &[]);
-    // It has been runnable since 50 ms.
+    // The thread has been runnable since 50 ms.
     add(&mut tally, (200, 300), &[ran(7, 250, 251, woken(50, Waker::Network), in_call(POLL))]);
     assert_eq!(parts(&take(&mut tally), 7), [(HeldUpBy::RunQueue, None, 200)]);
     // Of the time before a gap, nothing is known.
@@ -201,7 +202,7 @@ fn wait_for_cpu_counts_whole_over_several_reads() {
 }
 
 #[test]
-fn time_before_a_gap_was_lived() {
+fn time_before_a_gap_counts_as_lifetime() {
     let mut tally = Tally::default();
     let late = |from_ms: u64| ran(7, from_ms + 50, from_ms + 51, woken(from_ms, Waker::Network), in_call(POLL));
     add(&mut tally, (0, 100), &[late(0)]);
@@ -260,7 +261,7 @@ fn samples_are_few_and_in_proportion_to_time() {
     let samples = tally.samples();
     assert_eq!(samples.len(), MAX_SAMPLES_OF_GROUP);
     let weight: u64 = samples.iter().map(|sample| sample.weight).sum();
-    // Each wait takes 9 ms, and the first one began unseen.
+    // Each wait takes 9 ms; the start of the first one was not seen.
     assert_eq!(weight, 999 * 9 / 5);
     assert!(tally.samples().is_empty());
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Looks up what held-up threads wait for, while they do.
+//! Looks up the objects of held-up threads while they wait.
 
 use std::collections::HashMap;
 use std::sync::mpsc::{self, Receiver, TryRecvError};
@@ -15,12 +15,12 @@ use crate::objects::SwitchCounts;
 
 /// Minimum time between two lookups: each may list the descriptors of all processes.
 const EVERY_NS: u64 = 1_000_000_000;
-/// Maximum number of lookups of a wait: many have no object, or are over by then.
+/// Maximum number of lookups of a wait: many waits have no object, or end before the lookup.
 const ATTEMPTS: u32 = 5;
-/// Number of looks of a lookup, and the pause between them.
+/// Number of attempts of a lookup, and the pause between them.
 const LOOKS: u32 = 8;
 const PAUSE: Duration = Duration::from_millis(7);
-/// Maximum number of waits that are remembered.
+/// Maximum number of waits that are kept.
 const MAX_WAITS: usize = 256;
 
 /// Objects by thread and system call.
@@ -63,11 +63,11 @@ impl Lookup {
         }
         self.next_ns = now_ns + EVERY_NS;
         let (sender, receiver) = mpsc::channel();
-        // One of the names of whylate's own threads.
+        // A name by which whylate recognizes its own threads.
         let started = thread::Builder::new().name("whylate-reads".to_owned()).spawn(move || {
             let look = || SwitchCounts::read(threads.iter().copied()).unfinished_waits();
             let mut found = look();
-            // Each of the waits may be short, and over by now.
+            // Each wait may be short, and may have ended.
             for _ in 1..LOOKS {
                 if !found.is_empty() {
                     break;
@@ -87,12 +87,12 @@ impl Lookup {
         }
     }
 
-    /// Returns what the thread waited for in this system call, if it was seen.
+    /// Returns the object for which the thread waited in this system call, if one was found.
     pub(super) fn object(&self, tid: u32, via: &str) -> Option<Object> {
         self.known.get(&(tid, via.to_owned()))?.1.clone()
     }
 
-    /// Forgets threads that are held up no longer, as their TIDs may be reused.
+    /// Forgets threads that are no longer held up, as their TIDs may be reused.
     pub(super) fn forget_others(&mut self, programs: &Programs) {
         let is_held_up = |tid: u32| programs.held_up.iter().any(|program| program.who.tid() == Some(tid));
         self.known.retain(|(tid, _), _| is_held_up(*tid));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Processes of threads, and how two of them are related.
+//! Finds the processes of threads, and how two processes are related.
 
 use whylate_model::ActorName;
 use whylate_model::programs::Pair;
@@ -7,7 +7,7 @@ use whylate_model::programs::Pair;
 use super::{Process, field, status_of};
 use crate::kernel::{pid_namespace, proc};
 
-/// Returns the process of a thread, while that lives.
+/// Returns the process of a thread, while the thread lives.
 pub(super) fn process_of(tid: u32) -> Option<Process> {
     if !pid_namespace::has_proc() {
         return None;
@@ -19,8 +19,8 @@ pub(super) fn process_of(tid: u32) -> Option<Process> {
     Some(Process { pid, parent, label: ActorName::thread(comm.trim_end_matches('\n'), pid) })
 }
 
-/// Returns whether a thread that another one woke only waits for work from it: from another thread of its process, from
-/// its parent, or from the process before it in a pipeline of a shell. So does a thread of which this is not known.
+/// Returns whether a thread only waits for work from its waker: another thread of its process, a thread of its parent, or a
+/// thread of the previous process in a shell's pipeline. If the relation is unknown, it is taken to wait for work.
 pub(super) fn is_work(pair: Pair) -> bool {
     let (Some(waiter), Some(waker)) = (process_of(pair.waiter), process_of(pair.waker)) else { return true };
     if waiter.pid == waker.pid || waiter.parent == waker.pid {
@@ -29,8 +29,9 @@ pub(super) fn is_work(pair: Pair) -> bool {
     waiter.parent == waker.parent && waits_for_children(waiter.parent)
 }
 
-/// Returns whether a process waits for its children: a shell, or make. So does the parent of a vfork(2). `wchan` names the kernel function in which its first
-/// thread sleeps. Unlike `syscall`, it takes no lock that execve(2) may hold for as long as another program likes.
+/// Returns whether a process waits for its children, as a shell, make and the parent of a vfork(2) do. `wchan` names the
+/// kernel function in which its first thread sleeps. Unlike `syscall`, `wchan` takes no lock that execve(2) may hold for as
+/// long as another program makes it wait.
 fn waits_for_children(pid: u32) -> bool {
     proc::text(format!("/proc/{pid}/wchan")).is_ok_and(|function| function == "do_wait" || function == "kernel_clone")
 }

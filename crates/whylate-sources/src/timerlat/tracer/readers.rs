@@ -163,7 +163,7 @@ fn read(config: &ReaderConfig, report: RawFd) -> i32 {
         if file < 0 {
             return failed(3);
         }
-        // Reading needs none. The signal at the parent's end stays set: a smaller set of capabilities does not clear it.
+        // Reading needs no capabilities. Dropping them does not clear the signal at the end of the parent.
         if drop_capabilities() < 0 {
             return failed(4);
         }

@@ -35,7 +35,7 @@ pub(super) fn reads(setup: &Setup<'_>) -> Result<Vec<Check>, AttachError> {
     let folder = folder_on_disk().ok_or_else(none)?;
     let plan = Plan { folder, reads: COUNT, every: EVERY, ..Plan::default() };
     let Measured { backend, latency, unseen, report } = measured(&plan, setup)?;
-    // On a busy machine, the reader waits for a CPU for longer than for the disk.
+    // On a busy machine, the reader waits longer for a CPU than for the disk.
     let own_ns = report.made.iter().map(|read| read.took_ns - read.queued_ns).sum::<u64>() as f64;
     let own_ns = own_ns / report.made.len().max(1) as f64;
     let (right, late) = explained(&Plan { hogs: HOGS, ..plan }, setup)?;
@@ -78,7 +78,7 @@ fn measured(plan: &Plan, setup: &Setup<'_>) -> Result<Measured, AttachError> {
         if latency.count() + unseen >= report.made.len() as u64 {
             break;
         }
-        // A read whose completion was hidden counts as lost when its memory is reused: further reads do that.
+        // If a completion was hidden, its read counts as lost once its memory is reused. Further reads reuse it.
         let another = thread::scope(|scope| scope.spawn(|| requests::run(plan, setup.stop)).join());
         another.map_err(|_| anyhow!("the reading thread failed"))??;
     }

@@ -50,7 +50,7 @@ impl Files {
         Ok(Files(all.collect::<Result<_, _>>()?))
     }
 
-    /// Writes the remaining rows. The files appear when the caller ends them.
+    /// Writes the remaining rows. The files appear once the caller completes them.
     pub fn complete(self) -> anyhow::Result<Vec<PendingFile>> {
         let complete = |mut file: File| {
             file.write_group()?;

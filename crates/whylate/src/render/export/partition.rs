@@ -3,7 +3,7 @@
 //!
 //! Hive, Spark, DuckDB and ClickHouse read `date` and `host` from the path. A row is in the partition of its own day (UTC). A
 //! file's name follows from the header and the first row of its recording, so that a second export of a recording replaces the
-//! first one. It does so at the end, when all files are written: an export that fails changes nothing.
+//! first one. Files are replaced at the end, when all are written: a failed export changes nothing.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::{Path, PathBuf};
@@ -31,8 +31,8 @@ const MAX_HOST_BYTES: usize = 64;
 const UNKNOWN: &str = "__HIVE_DEFAULT_PARTITION__";
 /// The column that is in the path instead.
 const HOST: &str = "host";
-/// Columns of a recording's first row that distinguish it from another recording with the same header, such as one that was
-/// imported from a trace without dates.
+/// Columns of the first row that distinguish recordings with the same header, such as those imported from traces without
+/// dates.
 const IDENTIFYING: [&str; 7] = ["source", "start", "duration_ns", "probe_run_ns", "probe_runs", "reason", "count"];
 const DAY_NS: u64 = 86_400_000_000_000;
 
@@ -46,7 +46,7 @@ pub struct Partitions {
     open: VecDeque<Partition>,
     /// Files with all their rows, which appear at the end.
     complete: Vec<PendingFile>,
-    /// Number of times that the files of a recording and day were started, by the names of host and recording and the day.
+    /// Number of times that the files of a recording and day were started, by host, recording and day.
     begun: BTreeMap<(String, String, u64), u32>,
     partitions: usize,
 }
@@ -59,7 +59,7 @@ struct Partition {
 
 /// Name of a recording, which distinguishes it from all others of its host.
 enum Recording {
-    /// Before its first row: the start of the recording, and a hash of the header.
+    /// Before the first row is written: the start of the recording, and a hash of the header.
     Begins {
         start: String,
         hash: Sha256,
@@ -78,7 +78,7 @@ impl Recording {
         Recording::Begins { start, hash }
     }
 
-    /// Returns the name: the start and the hash of the header and the first row, `row` unless the recording is named already.
+    /// Returns the name: the start, and the hash of the header and the first row. `row` is the first one if there is no name yet.
     fn name(&mut self, row: &Row<'_>) -> String {
         if let Recording::Begins { start, hash } = self {
             let mut hash = hash.clone();
@@ -191,8 +191,8 @@ impl Partitions {
         Ok(())
     }
 
-    /// Removes files that a former export of the same recordings made and this one did not, such as those of a day to which an
-    /// older whylate assigned rows.
+    /// Removes files that an earlier export of the same recordings wrote and this one did not, such as those of a day to which
+    /// an older whylate assigned rows.
     fn remove_former(&self, made: &BTreeSet<PathBuf>) -> anyhow::Result<()> {
         let recordings: BTreeSet<(&str, &str)> =
             self.begun.keys().map(|(host, recording, _)| (host.as_str(), recording.as_str())).collect();
@@ -218,7 +218,7 @@ impl Partitions {
     }
 }
 
-/// Lists the directories in a directory, without links.
+/// Lists the directories in a directory, without symbolic links.
 fn directories_in(directory: &Path) -> io::Result<Vec<PathBuf>> {
     let mut directories = Vec::new();
     for entry in fs::read_dir(directory)? {
@@ -230,7 +230,7 @@ fn directories_in(directory: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(directories)
 }
 
-/// Returns the last part of a path; nothing if that is not UTF-8, which no name of an export is.
+/// Returns the last part of a path; empty if it is not UTF-8, and so not a name that an export wrote.
 fn name_of(path: &Path) -> &str {
     path.file_name().and_then(|name| name.to_str()).unwrap_or_default()
 }
@@ -265,7 +265,7 @@ impl Sink for Partitions {
 
     fn end(mut self: Box<Self>) -> anyhow::Result<()> {
         self.complete_all()?;
-        // Whatever can fail for lack of space has happened before the first file is replaced.
+        // All writes, which can fail for lack of space, are done before the first file is replaced.
         self.complete.iter_mut().try_for_each(PendingFile::settle)?;
         let complete = std::mem::take(&mut self.complete);
         let made: BTreeSet<PathBuf> = complete.iter().map(|file| file.path().to_owned()).collect();
@@ -316,12 +316,12 @@ mod tests {
             named(header("web1", "b", start_unix_ns), 1),
             named(header("web2", "a", start_unix_ns), 1),
             named(header("web1", "a", start_unix_ns + 1_000_000), 1),
-            // Two recordings that began at the same time, and two imported traces without dates.
+            // Two recordings that started at the same time, and two imported traces without dates.
             named(Header { sources, ..header("web1", "a", start_unix_ns) }, 1),
             named(header("web1", "a", start_unix_ns), 2),
         ];
         assert!(others.iter().all(|other| *other != one), "{one}: {others:?}");
-        // Later rows do not change it, so that a recording keeps its name while it grows.
+        // Later rows do not change the name: a recording keeps it while it grows.
         let mut recording = Recording::begin(&header("web1", "a", start_unix_ns));
         assert_eq!([1, 2].map(|day| recording.name(&row(day))), [one.clone(), one]);
     }

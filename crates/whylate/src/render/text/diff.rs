@@ -202,7 +202,7 @@ pub fn value(measure: &Measure, unit: Unit) -> String {
     }
 }
 
-/// Renders the share that a figure has of the whole of its side, if it has one.
+/// Renders the share of a figure in the total of its side, if it has one.
 pub fn share(measure: &Measure) -> Option<String> {
     let share = measure.share.filter(|_| measure.value.is_some_and(|value| value > 0.0))?;
     Some(format!("{}%", short(share * 100.0)))

@@ -116,9 +116,9 @@ pub fn command_lines(command: &str, indent: usize, columns: usize) -> Vec<String
     indents.zip(lines).map(|(indent, line)| format!("{}{line}", Spaces(indent))).collect()
 }
 
-/// Ends a line of a command that continues.
+/// Mark at the end of a line if the command continues.
 const CONTINUED: &str = " \\";
-/// Stands for a space at which a command line is not broken.
+/// Stand-in for a space at which a command line is not broken.
 const QUOTED_SPACE: char = '\0';
 
 /// Writer that fits each line that is written to it.

@@ -7,9 +7,9 @@ use serde_json::{Value, json};
 use whylate_model::units::{counted, format_ns, format_span};
 use whylate_sources::own_cost::OwnCost;
 
-use crate::render::text::pad::wrapped;
+use crate::terminal::wrapped;
 
-/// Number of events with a row of their own.
+/// Maximum number of events with a separate row.
 const ROWS: usize = 15;
 /// Width of the note below the table, if the terminal's is unknown.
 const NOTE_COLUMNS: usize = 80;
@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shows_shares_of_time_without_that_of_counting() {
+    fn shares_are_without_the_time_for_counting() {
         let of = |event: &str, runs, run_ns| EventCost {
             event: event.to_owned(),
             runs,

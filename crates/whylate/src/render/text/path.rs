@@ -40,7 +40,7 @@ pub fn write(out: &mut dyn Write, path: &[PathSegment], indent: usize) -> io::Re
     write_parts(out, &parts_of(&path, 0), total_ns, indent, 0)
 }
 
-/// Strips an object that says no more than the system call.
+/// Strips the object if it says no more than the system call.
 fn with_telling_object(segment: PathSegment) -> PathSegment {
     PathSegment { object: segment.object.filter(|object| object.is_telling()), ..segment }
 }
@@ -282,8 +282,8 @@ pub fn segments_of_waits(path: &[PathSegment]) -> impl Iterator<Item = (Option<&
     })
 }
 
-/// Returns the object of the outermost wait, if it says more than a segment in which nothing happens on this machine: what
-/// the holder of a lock slept for matters less than the lock.
+/// Returns the object of the outermost wait, if the segment is a sleep or ends outside the machine's CPUs, and the object
+/// says more: the lock matters more than why its holder slept.
 pub fn object_instead<'a>(segment: &PathSegment, outer: Option<&'a PathSegment>) -> Option<&'a Object> {
     use CauseKind::{Interrupt, Network, Stopped, Timer};
     let is_idle = matches!(segment.kind, Timer | Network | Interrupt | Stopped) && !segment.gave_up();

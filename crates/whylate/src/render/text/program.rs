@@ -100,7 +100,7 @@ fn percent(ns: u64, budget: &Budget) -> f64 {
     ns as f64 * 100.0 / budget.total_ns.max(1) as f64
 }
 
-/// Returns what the program did with its time, the longest first, and waits for work last; the parts add up to it.
+/// Returns the parts of the program's time, longest first, and waits for work last. They add up to the time.
 fn states(budget: &Budget) -> Vec<State<'_>> {
     let plain =
         |name: &str, ns| State { name: name.to_owned(), phrase: name.to_owned(), ns, waits: None, is_by_design: false };
@@ -145,7 +145,7 @@ fn sentence(seen: &ProgramReport, states: &[State<'_>]) -> String {
     if shares.is_empty() {
         return format!("{name} has no recorded time in {span}.");
     }
-    // A program whose peer is stopped waits in vain.
+    // If the peer is stopped, the program is not idle: it waits in vain.
     let has_stopped_peer = seen.unfinished.iter().any(|wait| wait.object.has_stopped_peer());
     let design_ns: u64 = budget.waits.iter().filter(|waits| waits.is_by_design()).map(|waits| waits.ns).sum();
     let busy_ns = budget.total_ns.saturating_sub(design_ns.saturating_add(budget.own_sleep_ns));

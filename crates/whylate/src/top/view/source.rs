@@ -97,8 +97,8 @@ fn columns_of<'a>(card: &Card, snapshot: &'a Snapshot) -> Vec<SeriesColumn<'a>> 
     columns
 }
 
-/// Returns the headings of a part of the series. Key names are whole as long as possible; the figures of the main
-/// distribution need no name.
+/// Returns the headings of a part of the series. Names of keys are cut last; the figures of the main distribution need no
+/// name.
 fn headings_of(column: SeriesColumn<'_>, main: Option<&str>, is_key: bool) -> Vec<String> {
     match column {
         SeriesColumn::Label(name) => vec![format!("{}{}", if is_key { '<' } else { '~' }, heading(name))],
@@ -115,7 +115,7 @@ fn series(card: &'static Card, snapshot: &Snapshot) -> Panel {
     let main =
         parts.iter().find_map(|part| if let SeriesColumn::Distribution(name) = part { Some(*name) } else { None });
     let keys = parts.iter().take_while(|part| matches!(part, SeriesColumn::Label(_))).count();
-    // A name between values says of what the value before it is.
+    // A label between two values describes the value before it.
     let is_between = |part: &SeriesColumn<'_>| {
         let is_it = |of: &[SeriesColumn<'_>]| {
             matches!(of, [SeriesColumn::Value(_), SeriesColumn::Label(_), SeriesColumn::Value(_)]) && of[1] == *part

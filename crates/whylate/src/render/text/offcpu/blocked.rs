@@ -195,8 +195,8 @@ fn chains<'a>(threads: impl Iterator<Item = &'a Stack>) -> Vec<String> {
     chains.iter().flat_map(|(chain, waiters)| lines_of(chain, waiters)).collect()
 }
 
-/// Returns a line for each object that threads wait for: first those whose peers are stopped, then those with peers,
-/// pipes after others, and those of idle threads last.
+/// Returns a line for each object that threads wait for: objects with stopped peers first, then other objects with peers
+/// (pipes last), and objects of idle threads at the end.
 fn objects<'a>(threads: impl Iterator<Item = &'a Stack>) -> Vec<String> {
     let mut objects: BTreeMap<(bool, bool, bool, bool, String), Vec<String>> = BTreeMap::new();
     for stack in threads {
@@ -366,7 +366,7 @@ mod tests {
         });
         let text = written(&snapshot, 1_000_000_000);
         let rows: Vec<Vec<&str>> = text.lines().skip(3).map(|line| line.split_whitespace().collect()).collect();
-        // A thread that is named as its process has no name of its own.
+        // A thread name that repeats the process name is left out.
         assert_eq!(rows[0][..4], ["D", "memory", "mem-waiter", "71"], "{text}");
         assert_eq!(rows[1][..3], ["S", "pipe", "reader"], "{text}");
         let idle = "\nNot listed: 2 threads that wait by design (idle, asleep, or for events), for up to 900s";

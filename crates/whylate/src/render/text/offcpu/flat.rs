@@ -69,7 +69,7 @@ pub fn table(snapshot: &Snapshot, hide_idle: bool, blocked_ns: Option<u64>) -> T
     // A share or a sum of time says nothing about threads that wait now.
     let first = if blocked_ns.is_some() { "<S, <CLASS" } else { "SHARE, <CLASS, TIME, <S" };
     let waits = if blocked_ns.is_some() { "" } else { "WAITS, " };
-    // Of a thread that waits now, the TID is worth more than the whole name of the place.
+    // For a thread that waits now, the TID is worth more than the full name of the place.
     let place = if blocked_ns.is_some() { "<WHERE" } else { "<<WHERE" };
     let columns = format!("{first}, <PROCESS, <THREAD, TID, {waits}THREADS, AGE-P50, AGE-MAX, {place}{waker}, <=RULE");
     let table = Table::new(&columns);
@@ -86,7 +86,7 @@ pub fn table(snapshot: &Snapshot, hide_idle: bool, blocked_ns: Option<u64>) -> T
         let place = row.place();
         let [process, mut thread, tid] = key.who;
         if blocked_ns.is_some() && thread == process {
-            // The process says it, and leaves room for the place.
+            // The process column has the name. An empty cell leaves room for the place.
             thread.clear();
         }
         let class = key.class.map_or("", short).to_owned();

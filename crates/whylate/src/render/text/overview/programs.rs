@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Programs that were held up for a large share of the time, a line each.
+//! Renders programs that were held up for a large share of the time, one line each.
 
 use whylate_model::Cause;
 use whylate_model::object::Object;
@@ -12,7 +12,7 @@ use crate::render::text::why;
 const MAX_PARTS: usize = 2;
 const MIN_SHARE: f64 = 0.25;
 
-/// Renders a program, the share of its time for which it was held up, and by whom and in what.
+/// Renders a program, the share of its time for which it was held up, the culprits, the calls and the objects.
 pub fn line(programs: &Programs, of: &HeldUpProgram) -> String {
     let latency = of.latency();
     let (percent, span) = (of.share(programs.covered_ns) * 100.0, format_span(programs.covered_ns));
@@ -22,7 +22,7 @@ pub fn line(programs: &Programs, of: &HeldUpProgram) -> String {
     format!("{who}{others} held up {percent:.0}% of {span} ({waits}, p50 {p50}) by {}", by(programs, of))
 }
 
-/// Renders by whom and in what a program was held up.
+/// Renders the culprits, calls and objects of a held-up program.
 pub fn by(programs: &Programs, of: &HeldUpProgram) -> String {
     let all_ns = of.held_up_ns().max(1);
     let is_large = |part: &&HeldUpPart| part.ns as f64 >= MIN_SHARE * all_ns as f64;
@@ -44,7 +44,7 @@ fn culprit(cause: &Cause) -> String {
     why::culprit(cause.kind, &cause.who)
 }
 
-/// Renders how often the culprit was started, and by whom, if it is one of many short-lived processes.
+/// Renders how often the culprit was started, and the thread that started it, if it is one of many short-lived processes.
 fn runs(programs: &Programs, cause: &Cause) -> String {
     let is_of = |of: &&Spawned| cause.who.tid().is_none() && cause.who.comm() == Some(of.name.as_str());
     let Some(of) = programs.spawned.iter().find(is_of) else { return String::new() };
@@ -52,7 +52,7 @@ fn runs(programs: &Programs, cause: &Cause) -> String {
     format!(" ({a_second:.0} runs/s, started by {})", printable(&of.by))
 }
 
-/// Renders an object without its peers: they are among the culprits, or did something else than others.
+/// Renders an object without its peers. The culprits are named already, and what a peer did in one wait does not hold for all.
 fn name(object: &Object) -> String {
     Object { peers: Vec::new(), other_peers: 0, timeout_ns: None, expires_in_ns: None, ..object.clone() }.to_string()
 }

@@ -10,14 +10,15 @@ use super::{programs, status};
 use crate::render::color;
 use crate::render::text::why;
 
-/// Verdict in words: what was late, with its total delay; and, in sentences of their own, the main culprit and the most held-up program.
+/// Verdict in words: what was late, with the total delay; and, in separate sentences, the main culprit and the program that was
+/// held up most.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sentences {
     is_late: bool,
     /// Text after `LATE`, or the whole verdict if nothing was late.
     what: String,
     pub culprit: Option<String>,
-    /// The program that was held up for most of the time.
+    /// The program that was held up for the largest share of the time.
     pub program: Option<String>,
 }
 
