@@ -37,7 +37,7 @@ pub const SHARED_LOST: &[Reason] = &[
     reason("occupancy_stacks", "the stack that a late interrupt found could not be stored (--why)"),
     reason(
         "over_budget",
-        "late events beyond what may be spent on causes, per CPU and second; they count as late (--why)",
+        "late events without causes, as the budget for them was spent (--budget); they count as late (--why)",
     ),
     reason(
         "moves_overwritten",

@@ -114,9 +114,9 @@ impl FromStr for Cpus {
 
 /// Parses a percentage into millionths.
 pub fn share_ppm(text: &str) -> Result<u32, String> {
-    let percent: f64 = text.trim_end_matches('%').trim().parse().map_err(|_| "name a percentage, such as 1%")?;
+    let percent: f64 = text.trim_end_matches('%').trim().parse().map_err(|_| "give a percentage, such as 1%")?;
     if !(0.001..=100.0).contains(&percent) {
-        return Err("name a percentage from 0.001 to 100".to_owned());
+        return Err("give a percentage from 0.001 to 100".to_owned());
     }
     Ok((percent * 10_000.0) as u32)
 }
