@@ -4,11 +4,13 @@
 use crate::ActorName;
 
 /// Names of the threads that measure.
-const MEASURING: [&str; 15] = [
+const MEASURING: [&str; 18] = [
     "whylate",
     "whylate-locks",
     "whylate-maxima",
     "whylate-measure",
+    "whylate-network",
+    "whylate-objects",
     "whylate-offcpu",
     "whylate-perfmap",
     "whylate-profile",
@@ -17,6 +19,7 @@ const MEASURING: [&str; 15] = [
     "whylate-replay",
     "whylate-run",
     "whylate-serve",
+    "whylate-waits",
     "heartbeats",
     "heartbeat-cost",
     "sq-samples",
