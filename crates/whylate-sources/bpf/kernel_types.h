@@ -288,6 +288,7 @@ struct css_set {
 struct pt_regs {
 	unsigned long bp;
 	unsigned long r10;
+	unsigned long si;
 	unsigned long di;
 	unsigned long orig_ax;
 	unsigned long ip;
@@ -349,6 +350,7 @@ struct task_struct {
 	unsigned in_memstall : 1;
 	/* With CONFIG_CGROUPS. */
 	unsigned frozen : 1;
+	unsigned in_execve : 1;
 	u32 self_exec_id;
 	struct task_struct *group_leader;
 	struct task_struct *real_parent;

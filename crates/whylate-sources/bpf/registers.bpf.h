@@ -70,6 +70,18 @@ static __always_inline u64 first_argument_of(struct task_struct *task)
 	return -1;
 }
 
+/* The second argument of its system call; -1 if unknown. */
+static __always_inline u64 second_argument_of(struct task_struct *task)
+{
+	const struct pt_regs *regs = (const struct pt_regs *)bpf_task_pt_regs(task);
+
+	if (bpf_core_field_exists(regs->si))
+		return regs->si;
+	if (bpf_core_field_exists(as_arm64(regs)->pstate))
+		return as_arm64(regs)->regs[1];
+	return -1;
+}
+
 /* The fourth argument of its system call; 0 if unknown. */
 static __always_inline u64 fourth_argument_of(struct task_struct *task)
 {

@@ -21,6 +21,8 @@ pub mod paths;
 mod runnable;
 pub mod source;
 pub mod sqpoll;
+#[cfg(test)]
+mod thread_names;
 pub mod timerlat;
 pub mod wq;
 

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use whylate_model::sources::{CARDS, Card, IRQSOFF};
 
-fn rust_files(directory: &Path) -> Vec<PathBuf> {
+pub(crate) fn rust_files(directory: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(directory).expect("a directory").map(|entry| entry.expect("an entry").path());
     let each = entries.flat_map(|path| if path.is_dir() { rust_files(&path) } else { vec![path] });
     each.filter(|path| path.extension().is_some_and(|end| end == "rs")).collect()

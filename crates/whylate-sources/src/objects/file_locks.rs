@@ -43,6 +43,8 @@ pub(crate) struct FileLocks {
     holders: HashMap<u32, ProcessNow>,
     /// Number of links of all chains so far.
     links: usize,
+    /// CPU time that reading took, on another thread than that of the caller.
+    pub(super) cpu_ns: u64,
 }
 
 /// A lock, the process that holds it, and the path of its file.
@@ -120,14 +122,16 @@ impl FileLocks {
         }
         let (sender, receiver) = mpsc::channel();
         let reader = thread::Builder::new().name("whylate-locks".to_owned()).spawn(move || {
-            let found = FileLocks::read_here();
+            let mut found = FileLocks::read_here();
+            found.cpu_ns = clock::thread_cpu_ns();
             IS_READING.store(false, Ordering::Release);
             let _ = sender.send(found);
         });
         if reader.is_err() {
             IS_READING.store(false, Ordering::Release);
         }
-        receiver.recv_timeout(MAX_WAIT).unwrap_or_default()
+        // One that goes on may take all that it may.
+        receiver.recv_timeout(MAX_WAIT).unwrap_or(FileLocks { cpu_ns: MAX_CPU_NS, ..FileLocks::default() })
     }
 
     fn read_here() -> Self {
@@ -144,7 +148,7 @@ impl FileLocks {
             let found =
                 taker.or_else(|| all.get_or_insert_with(|| openers(&wanted, &mut room)).get(lock.text).cloned());
             let Some(held) = found else { continue };
-            files.holders.entry(held.holder).or_insert_with(|| ProcessNow::read(held.holder));
+            files.holders.entry(held.holder).or_insert_with(|| ProcessNow::read(held.holder, true));
             let index = files.held.len();
             files.held.push(held);
             for &waiter in waiters {
@@ -299,6 +303,7 @@ mod tests {
             held: vec![held(2), held(3)],
             holders: [2, 3].map(|pid| (pid, process(pid))).into(),
             links: 0,
+            cpu_ns: 0,
         }
     }
 

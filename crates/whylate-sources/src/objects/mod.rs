@@ -76,6 +76,17 @@ pub(crate) struct Objects {
     pub found: Vec<Option<Object>>,
     /// Number of waits for which no object was read in time, or after which the thread has run.
     pub unread: u64,
+    /// For each waiter, whether it was looked at while it waited, even if its wait has no object.
+    pub is_read: Vec<bool>,
+    /// CPU time that other threads took for that.
+    pub other_cpu_ns: u64,
+}
+
+impl Objects {
+    fn none_of(waiters: usize) -> Self {
+        let (found, is_read) = (vec![None; waiters], vec![false; waiters]);
+        Objects { found, is_read, unread: waiters as u64, other_cpu_ns: 0 }
+    }
 }
 
 /// Returns the objects of waits, as far as they are read in time.
@@ -85,13 +96,13 @@ pub(crate) fn read(mut waiters: Vec<Waiter>) -> Objects {
     let all = waiters.len();
     waiters.truncate(MAX_WAITERS);
     if waiters.is_empty() || !pid_namespace::has_proc() || IS_READING.swap(true, Ordering::AcqRel) {
-        return Objects { found: vec![None; all], unread: all as u64 };
+        return Objects::none_of(all);
     }
-    let shared = Arc::new(Mutex::new(Objects { found: vec![None; all], unread: all as u64 }));
+    let shared = Arc::new(Mutex::new(Objects::none_of(all)));
     let (sender, receiver) = mpsc::channel();
     let of_reader = Arc::clone(&shared);
     let reader = thread::Builder::new().name("whylate-objects".to_owned()).spawn(move || {
-        Reader::new(&waiters, &of_reader).read(true);
+        Reader::new(&waiters, &of_reader, &HashSet::new()).read(true);
         IS_READING.store(false, Ordering::Release);
         let _ = sender.send(());
     });
@@ -103,11 +114,11 @@ pub(crate) fn read(mut waiters: Vec<Waiter>) -> Objects {
 }
 
 /// Reads and returns the objects of waits on this thread, which may hang if a file system has a bug. Without `with_peers`,
-/// reads of no other process.
-pub(crate) fn read_here(waiters: &[Waiter], with_peers: bool) -> Vec<Option<Object>> {
-    let shared = Mutex::new(Objects { found: vec![None; waiters.len()], unread: waiters.len() as u64 });
-    Reader::new(waiters, &shared).read(with_peers);
-    shared.into_inner().unwrap_or_else(PoisonError::into_inner).found
+/// reads of no other process. System calls of processes that are `in_exec` are not read, as that would wait for them.
+pub(crate) fn read_here(waiters: &[Waiter], with_peers: bool, in_exec: &HashSet<u32>) -> Objects {
+    let shared = Mutex::new(Objects::none_of(waiters.len()));
+    Reader::new(waiters, &shared, in_exec).read(with_peers);
+    shared.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// An object of a waiter, or one of several.
@@ -121,13 +132,14 @@ struct Slot {
 struct Reader<'a> {
     waiters: &'a [Waiter],
     shared: &'a Mutex<Objects>,
+    in_exec: &'a HashSet<u32>,
     leads: Vec<(Slot, Lead)>,
     budget: Budget,
 }
 
 impl<'a> Reader<'a> {
-    fn new(waiters: &'a [Waiter], shared: &'a Mutex<Objects>) -> Self {
-        Reader { waiters, shared, leads: Vec::new(), budget: Budget::new() }
+    fn new(waiters: &'a [Waiter], shared: &'a Mutex<Objects>, in_exec: &'a HashSet<u32>) -> Self {
+        Reader { waiters, shared, in_exec, leads: Vec::new(), budget: Budget::new() }
     }
 
     fn read(&mut self, with_peers: bool) {
@@ -176,6 +188,7 @@ impl<'a> Reader<'a> {
         if let Some(found) = objects.found.get_mut(at) {
             *found = object;
             objects.unread -= 1;
+            objects.is_read[at] = true;
         }
     }
 
@@ -236,7 +249,7 @@ impl<'a> Reader<'a> {
         let wanted = Wanted::new(self.leads.iter().map(|(_, lead)| lead));
         // Without all descriptors, those that were seen are still right.
         wanted.scan(&mut found, &mut self.budget);
-        let mut states = States::new(&self.budget);
+        let mut states = States::new(&self.budget, self.in_exec);
         let mut locks = None;
         for (at, (slot, lead)) in self.leads.iter().enumerate() {
             let own = self.waiters[slot.waiter].pid;
@@ -246,7 +259,7 @@ impl<'a> Reader<'a> {
                     (locks.holder_of(own, path).map(|process| Peer { process, others: 0 }).into_iter().collect(), 0)
                 }
                 Lead::Thread(tid) => {
-                    let process = ProcessNow::of_thread(own, *tid);
+                    let process = ProcessNow::of_thread(own, *tid, true);
                     (vec![Peer { process, others: 0 }], 0)
                 }
                 Lead::Processes(pids) => states.peers_of(&pids.iter().copied().collect(), own),
@@ -254,6 +267,8 @@ impl<'a> Reader<'a> {
             };
             self.change(*slot, |object| (object.peers, object.other_peers) = (peers, others));
         }
+        let other_cpu_ns = locks.map_or(0, |locks| locks.cpu_ns);
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner).other_cpu_ns += other_cpu_ns;
     }
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Peers of objects: which processes have the other end open, by one scan of all descriptors.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use whylate_model::holders::Holder;
 use whylate_model::object::{MAX_PEERS, Peer};
@@ -126,12 +126,13 @@ fn daemons_of(minor: u32, daemons: &[(u32, Option<u32>)]) -> Vec<u32> {
 /// The states of processes, each of which is read once.
 pub(super) struct States<'a> {
     budget: &'a Budget,
+    in_exec: &'a HashSet<u32>,
     read: HashMap<u32, Holder>,
 }
 
 impl<'a> States<'a> {
-    pub(super) fn new(budget: &'a Budget) -> Self {
-        States { budget, read: HashMap::new() }
+    pub(super) fn new(budget: &'a Budget, in_exec: &'a HashSet<u32>) -> Self {
+        States { budget, in_exec, read: HashMap::new() }
     }
 
     /// Returns the state of a process; `None` if it is not read, as there is no time left and it `may_be_left_out`.
@@ -139,7 +140,8 @@ impl<'a> States<'a> {
         if !self.read.contains_key(&pid) && may_be_left_out && !self.budget.has_time() {
             return None;
         }
-        Some(self.read.entry(pid).or_insert_with(|| ProcessNow::read(pid).now).clone())
+        let read = || ProcessNow::read(pid, !self.in_exec.contains(&pid)).now;
+        Some(self.read.entry(pid).or_insert_with(read).clone())
     }
 
     /// Returns the peers by name, stopped ones first, and the number of processes of further names. The waiter's own
@@ -190,7 +192,8 @@ mod tests {
     fn own_process_is_a_peer_only_if_it_is_alone() {
         let own = std::process::id();
         let budget = Budget::new();
-        let mut states = States::new(&budget);
+        let none = HashSet::new();
+        let mut states = States::new(&budget, &none);
         let (peers, others) = states.peers_of(&[own].into(), own);
         assert_eq!((peers.len(), others), (1, 0));
         assert!(peers[0].process.who.ends_with(&format!(":{own}")));
@@ -205,7 +208,8 @@ mod tests {
             (pid, Holder { who: format!("a{}:{pid}", pid % 2), state, ..Holder::default() })
         };
         let budget = Budget::spent();
-        let mut states = States { budget: &budget, read: (1..=300).map(state).collect() };
+        let none = HashSet::new();
+        let mut states = States { budget: &budget, in_exec: &none, read: (1..=300).map(state).collect() };
         let (peers, others) = states.peers_of(&(1..=300).collect(), 1_000);
         let named: Vec<_> = peers.iter().map(|peer| (peer.process.who.as_str(), peer.others)).collect();
         assert_eq!((named, others), (vec![("a0:250", 127), ("a1:1", 127)], 300 - 256));

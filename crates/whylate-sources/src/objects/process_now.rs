@@ -17,25 +17,26 @@ pub(crate) struct ProcessNow {
 }
 
 impl ProcessNow {
-    /// Reads the state of a process.
-    pub(crate) fn read(pid: u32) -> Self {
+    /// Reads the state of a process; `with_call`, also the system call of its first thread, for which the kernel may wait until
+    /// an execve(2) of that is over.
+    pub(crate) fn read(pid: u32, with_call: bool) -> Self {
         let directory = PathBuf::from(format!("/proc/{pid}"));
         let stat = proc::text(directory.join("stat")).unwrap_or_default();
         // The first field after the name is the third, the state; the 20th is the number of threads (proc_pid_stat(5)).
         let threads = fields_of(&stat).nth(17);
         let has_several_threads = threads.is_none_or(|threads| threads != "1");
-        let mut now = known_of_process(thread_now(&directory, pid, &stat), has_several_threads);
+        let mut now = known_of_process(thread_now(&directory, pid, &stat, with_call), has_several_threads);
         if !now.is_stopped() && cgroups::is_frozen(pid) {
             (now.state, now.syscall) = (State::Frozen.name(), None);
         }
         ProcessNow { now, has_several_threads }
     }
 
-    /// Reads the state of one thread.
-    pub(crate) fn of_thread(pid: u32, tid: u32) -> Holder {
+    /// Reads the state of one thread, as above.
+    pub(crate) fn of_thread(pid: u32, tid: u32, with_call: bool) -> Holder {
         let directory = PathBuf::from(format!("/proc/{pid}/task/{tid}"));
         let stat = proc::text(directory.join("stat")).unwrap_or_default();
-        thread_now(&directory, tid, &stat)
+        thread_now(&directory, tid, &stat, with_call)
     }
 }
 
@@ -52,11 +53,11 @@ fn fields_of(stat: &str) -> impl Iterator<Item = &str> {
     stat.rsplit_once(") ").map_or("", |(_, fields)| fields).split(' ')
 }
 
-fn thread_now(directory: &std::path::Path, tid: u32, stat: &str) -> Holder {
+fn thread_now(directory: &std::path::Path, tid: u32, stat: &str, with_call: bool) -> Holder {
     let comm = proc::text(directory.join("comm")).unwrap_or_default();
     let who = ActorName::thread(comm.trim_end_matches('\n'), tid).to_string();
     let state = fields_of(stat).next().unwrap_or_default().to_owned();
-    let number = proc::text(directory.join("syscall")).unwrap_or_default();
+    let number = if with_call { proc::text(directory.join("syscall")).unwrap_or_default() } else { String::new() };
     let number = number.split(' ').next().and_then(|number| number.parse().ok());
     Holder { who, state, syscall: number.and_then(syscalls::name), ..Holder::default() }
 }

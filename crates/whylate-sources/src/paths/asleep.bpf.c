@@ -34,6 +34,10 @@ struct thread_asleep {
 	u32 holder;
 	/* PID of the process that created its process; 0: unknown. */
 	u32 parent;
+	/* Of a thread that waits for an rt_mutex: the second argument of its system call, the operation of a futex. */
+	u32 operation;
+	/* It executes a program: most of /proc about its process may wait until that is over. */
+	u32 in_exec;
 };
 
 /* What a lock is part of. */
@@ -95,6 +99,8 @@ static __always_inline void read_owner(struct thread_asleep *asleep, struct task
 	if (!read_lock(task, &wait))
 		return;
 	asleep->lock = wait.kind;
+	if (wait.kind == LOCK_RT_MUTEX && asleep->syscall >= 0)
+		asleep->operation = second_argument_of(task);
 	if (wait.kind != LOCK_RT_MUTEX && is_of_memory(task, wait.lock))
 		asleep->lock_of = LOCK_OF_MEMORY;
 	else if (asleep->syscall >= 0 && is_of_descriptor(task, wait.lock, first_argument_of(task)))
@@ -120,7 +126,9 @@ int on_each_thread(struct bpf_iter__task *ctx)
 		return 0;
 	asleep.syscall = syscall_of(task);
 	read_owner(&asleep, task);
-	if (asleep.syscall < 0 && !asleep.lock)
+	if (bpf_core_field_exists(task->in_execve))
+		asleep.in_exec = BPF_CORE_READ_BITFIELD(task, in_execve);
+	if (asleep.syscall < 0 && !asleep.lock && !asleep.in_exec)
 		return 0;
 	asleep.tid = shown_number(task);
 	asleep.process = shown_process(task);

@@ -15,8 +15,8 @@ use self::skel::{AsleepSkel, AsleepSkelBuilder};
 use crate::kernel::attach::{self, PlainData};
 use crate::kernel::clock;
 use crate::kernel::lock_owners::has_mutex_in_blocked_on;
+use crate::kernel::pid_namespace;
 use crate::kernel::thread_iterator::iterate;
-use crate::kernel::{pid_namespace, syscalls};
 
 #[allow(missing_docs, unsafe_code, clippy::all, clippy::unwrap_used, clippy::undocumented_unsafe_blocks)]
 mod skel {
@@ -25,6 +25,12 @@ mod skel {
 
 /// Maximum number of threads.
 const THREADS: usize = 1 << 16;
+
+/// Operations of futex(2), and their flags.
+const FUTEX_LOCK_PI: u32 = 6;
+const FUTEX_LOCK_PI2: u32 = 13;
+const FUTEX_PRIVATE: u32 = 128;
+const FUTEX_CLOCK_REALTIME: u32 = 256;
 
 /// System calls by thread and the time at which its sleep ended.
 pub(super) type Calls = HashMap<(u32, u64), i32>;
@@ -59,6 +65,17 @@ pub(super) struct Sleeper {
     pub syscall: i32,
     /// The kernel lock that it waits for, if the kernel records the owner of the lock.
     pub lock: Option<WaitedLock>,
+    /// The thread executes a program, in execve(2) or execveat(2). Until then, most files of `/proc` about its process wait
+    /// for `exec_update_lock`, for as long as a file takes to close (FUSE).
+    pub in_exec: bool,
+}
+
+/// What a walk has found.
+#[derive(Debug, Default)]
+pub(super) struct Walk {
+    pub found: Vec<Sleeper>,
+    /// Number of threads beyond the limit.
+    pub cut: u64,
 }
 
 /// A lock of the kernel.
@@ -77,7 +94,7 @@ impl WaitedLock {
             lock_kind::LOCK_SEMAPHORE => Lock::Semaphore,
             lock_kind::LOCK_RWSEM => Lock::Rwsem,
             lock_kind::LOCK_RWSEM_READERS => Lock::RwsemReaders,
-            lock_kind::LOCK_RT_MUTEX if is_futex(of.syscall) => Lock::PiFutex,
+            lock_kind::LOCK_RT_MUTEX if locks_pi_futex(of.syscall, of.operation) => Lock::PiFutex,
             lock_kind::LOCK_RT_MUTEX => Lock::RtMutex,
             _ => return None,
         };
@@ -90,8 +107,16 @@ impl WaitedLock {
     }
 }
 
-fn is_futex(syscall: i32) -> bool {
-    syscalls::name(syscall).is_some_and(|name| name == "futex")
+/// Returns whether a call locks a PI futex. With PREEMPT_RT, the kernel's own locks in any other operation are rt_mutexes as
+/// well.
+fn locks_pi_futex(syscall: i32, operation: u32) -> bool {
+    let operation = operation & !(FUTEX_PRIVATE | FUTEX_CLOCK_REALTIME);
+    i64::from(syscall) == libc::SYS_futex && (operation == FUTEX_LOCK_PI || operation == FUTEX_LOCK_PI2)
+}
+
+/// Returns whether a call executes a program.
+fn executes(syscall: i32) -> bool {
+    [libc::SYS_execve, libc::SYS_execveat].contains(&i64::from(syscall))
 }
 
 /// Walks over the threads that are asleep in a system call.
@@ -112,18 +137,21 @@ impl Sleepers {
     }
 
     /// Returns the threads that are asleep now, up to a limit.
-    pub(super) fn walk(&self) -> anyhow::Result<Vec<Sleeper>> {
-        let mut all = Vec::new();
+    pub(super) fn walk(&self) -> anyhow::Result<Walk> {
+        let Walk { mut found, mut cut } = Walk::default();
         iterate(&self.link, |bytes| {
             let records = bytes.chunks_exact(size_of::<thread_asleep>());
             for of in records.filter_map(attach::read_plain::<thread_asleep>) {
-                if all.len() < THREADS {
-                    let thread_asleep { tid, process, parent, syscall, switches, .. } = of;
-                    all.push(Sleeper { tid, process, parent, switches, syscall, lock: WaitedLock::new(&of) });
+                if found.len() >= THREADS {
+                    cut += 1;
+                    continue;
                 }
+                let thread_asleep { tid, process, parent, syscall, switches, .. } = of;
+                let (lock, in_exec) = (WaitedLock::new(&of), of.in_exec != 0 || executes(syscall));
+                found.push(Sleeper { tid, process, parent, switches, syscall, lock, in_exec });
             }
         })?;
-        Ok(all)
+        Ok(Walk { found, cut })
     }
 }
 
@@ -166,6 +194,16 @@ mod tests {
     use whylate_model::path::history::{Holder, Waker};
 
     use super::*;
+
+    #[test]
+    fn only_the_locking_of_a_pi_futex_waits_for_one() {
+        let is_pi = |operation| locks_pi_futex(libc::SYS_futex as i32, operation);
+        assert!(is_pi(FUTEX_LOCK_PI) && is_pi(FUTEX_LOCK_PI | FUTEX_PRIVATE) && is_pi(FUTEX_LOCK_PI2 | 128 | 256));
+        // FUTEX_WAIT, FUTEX_WAKE and FUTEX_WAIT_BITSET.
+        assert!(![0, 1, 9, 128, 137, u32::MAX].into_iter().any(is_pi));
+        assert!(!locks_pi_futex(libc::SYS_read as i32, FUTEX_LOCK_PI) && !locks_pi_futex(-1, FUTEX_LOCK_PI));
+        assert!(executes(libc::SYS_execveat as i32) && !executes(libc::SYS_read as i32) && !executes(-1));
+    }
 
     #[test]
     fn only_the_first_waking_ends_a_sleep_that_was_seen() {

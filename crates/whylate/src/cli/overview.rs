@@ -108,7 +108,9 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<u8> {
                 return Err(UsageError(anyhow!("a recording has the CPUs that were measured: omit -c")).into());
             }
             if arguments.own.explain_ppm().is_some() {
-                return Err(UsageError(anyhow!("causes were explained when the recording was made: omit --budget")).into());
+                return Err(
+                    UsageError(anyhow!("causes were explained when the recording was made: omit --budget")).into()
+                );
             }
             if arguments.duration_ns().is_some() {
                 return Err(UsageError(anyhow!("the overview has all of a recording: choose a span with --at")).into());
