@@ -67,8 +67,8 @@ pub fn wait(seconds: u64) -> Result<Vec<String>> {
     Ok(vec![format!("{} waits", turns.iter().sum::<u64>())])
 }
 
-/// Compares the object of each wait with the one that its thread was named after.
-pub fn check(budget: &Budget) -> Result<()> {
+/// Compares the object of each wait with the one that its thread was named after. Returns the number of objects.
+pub fn check(budget: &Budget) -> Result<u64> {
     let mut seen = 0;
     for segment in named(budget) {
         let (Some(waiter), Some(object)) = (&segment.waiter, &segment.object) else { continue };
@@ -86,6 +86,5 @@ pub fn check(budget: &Budget) -> Result<()> {
         seen += 1;
     }
     println!("{seen} objects, all right");
-    ensure!(seen >= 50, "only {seen} objects");
-    Ok(())
+    Ok(seen)
 }
