@@ -46,7 +46,7 @@ fn advises_how_to_start_a_submission_thread() -> Result<()> {
     for backend in ["bpf", "fdinfo"] {
         let output = output_of(&["sqpoll", "-p", &pid, "--backend", backend])?;
         let stderr = text(&output.stderr);
-        assert_eq!(output.status.code(), Some(0), "{stderr}");
+        assert_eq!(output.status.code(), Some(1), "{stderr}");
         assert!(output.stdout.is_empty());
         assert!(
             stderr.contains("has no io_uring submission thread now") && stderr.contains("IORING_SETUP_SQPOLL"),

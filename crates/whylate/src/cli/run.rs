@@ -177,7 +177,10 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
     if let Some((path, form)) = form {
         let cannot = || format!("cannot write {}", path.display());
         files::write(path, |out| text::write_file(out, form, &explained)).with_context(cannot)?;
-        report_written(path);
+        // JSON is alone on standard error.
+        if !arguments.json {
+            report_written(path);
+        }
     }
     Ok(status.and_then(|status| u8::try_from(status).ok()).unwrap_or(1))
 }
