@@ -80,7 +80,11 @@ impl ReadObjects {
     /// (`is_earlier`).
     pub(super) fn of(&self, wait: WaitSpan, via: Option<&str>, is_earlier: bool) -> Option<Object> {
         let is_in = |read: &&ReadObject| {
-            let began = wait.from_ns.map_or(is_earlier && read.is_earlier, |from_ns| from_ns < read.from_ns);
+            // A wait that a walk had found before this one began is another one.
+            let is_found_within = |from_ns: u64| read.is_earlier || from_ns < read.seen_ns;
+            let began = wait
+                .from_ns
+                .map_or(is_earlier && read.is_earlier, |from_ns| from_ns < read.from_ns && is_found_within(from_ns));
             began && read.to_ns < wait.woken_ns && read.via.as_deref() == via
         };
         let of_thread = self.by_thread.get(&wait.tid)?;
@@ -429,7 +433,7 @@ mod tests {
     #[test]
     fn object_belongs_to_the_wait_around_the_time_at_which_it_was_read() {
         let mut objects = ReadObjects::default();
-        [(10, 1, "/a"), (30, 2, "/b"), (35, 2, "/c"), (50, 3, "/d")]
+        [(10, 1, "/a"), (30, 30, "/b"), (35, 30, "/c"), (50, 50, "/d")]
             .into_iter()
             .for_each(|(at_ns, seen_ns, path)| assert!(objects.add(7, read(at_ns, seen_ns, path), true)));
         let of = |from_ns, woken_ns, via, is_earlier| {
@@ -489,7 +493,7 @@ mod tests {
         let mut objects = ReadObjects::default();
         for (at_ns, path) in [(10, None), (20, Some("/a".to_owned())), (30, None)] {
             let object = Object { path, ..Object::new(ObjectKind::InodeLock) };
-            assert!(objects.add(7, ReadObject { object, ..read(at_ns, 2, "") }, true));
+            assert!(objects.add(7, ReadObject { object, ..read(at_ns, 6, "") }, true));
         }
         let found = objects.of(WaitSpan { tid: 7, from_ns: Some(5), woken_ns: 99 }, Some("read"), false);
         assert_eq!(found.and_then(|object| object.path).as_deref(), Some("/a"));
