@@ -23,6 +23,8 @@ use crate::paths::PathNames;
 const MAX_RECORDED: usize = 4_096;
 /// Maximum number of waits to be explained at a time; more are dropped and counted.
 const MAX_PENDING: usize = 1_000;
+/// Maximum number of waits that one walk explains: each has a path of up to 150 KB until the walk ends.
+const MAX_WALKED: usize = 128;
 /// Slack of a wait's bound: the scheduler's clock, which bounds it, stands still in interrupts.
 const CLOCK_SLACK_NS: u64 = 10_000_000;
 /// Explaining waits that are mostly innocent may take at most 1/50 of wall time.
@@ -201,6 +203,15 @@ impl BlockedWaits {
     /// Explains the pending waits.
     pub(super) fn explain(&mut self, account: &Account, each: &mut dyn FnMut(LateEvent)) {
         let mut waiting = std::mem::take(&mut self.waiting);
+        while !waiting.is_empty() {
+            let later = waiting.split_off(waiting.len().min(MAX_WALKED));
+            self.explain_batch(waiting, account, each);
+            waiting = later;
+        }
+    }
+
+    /// Explains some waits by one walk, and those that were not switched in yet by later ones.
+    fn explain_batch(&mut self, mut waiting: Vec<PendingWait>, account: &Account, each: &mut dyn FnMut(LateEvent)) {
         while !waiting.is_empty() {
             let latest_ns = waiting.iter().map(|waiting| waiting.asked.to_ns).max().unwrap_or(0);
             let until_ns = latest_ns.saturating_add(SETTLED_NS).min(clock::monotonic_ns());
