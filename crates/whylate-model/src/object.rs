@@ -256,6 +256,17 @@ impl Object {
         }
     }
 
+    /// Returns whether it is a lock, of which the peer is the holder.
+    pub fn is_lock(&self) -> bool {
+        use ObjectKind::{FileLock, InodeLock, KernelLock, MemoryLock, Mutex};
+        matches!(self.kind, FileLock | MemoryLock | InodeLock | KernelLock | Mutex)
+    }
+
+    /// Renders the object without its peers and the timeout of the call.
+    pub fn without_peers(&self) -> String {
+        Object { peers: Vec::new(), other_peers: 0, timeout_ns: None, ..self.clone() }.to_string()
+    }
+
     /// Renders the object without the timeout of the call.
     pub fn without_timeout(&self) -> String {
         Object { timeout_ns: None, ..self.clone() }.to_string()

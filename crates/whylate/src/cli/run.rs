@@ -167,7 +167,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
         let shown = text::RunScreen {
             status: Some(ended.status),
             lost: &lost,
-            tree: arguments.tree.then_some(&members),
+            members: Some(&members),
+            has_tree: arguments.tree,
             is_verbose: arguments.verbosity.verbose,
             more: arguments.more(),
         };

@@ -80,7 +80,7 @@ fn show(trace: &Trace, command: &Command, printed: PrintOptions, out: &mut dyn W
     writeln!(out)?;
     let is_verbose = printed.is_verbose;
     let more = if is_verbose { Vec::new() } else { vec!["-v"] };
-    let shown = text::RunScreen { status: None, lost: &lost, tree: None, is_verbose, more };
+    let shown = text::RunScreen { status: None, lost: &lost, members: None, has_tree: false, is_verbose, more };
     Ok(text::write(out, name, explained, &shown)?)
 }
 

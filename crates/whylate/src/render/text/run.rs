@@ -15,6 +15,7 @@ use whylate_model::path::members::Members;
 use whylate_model::path::{OTHERS, PathSegment};
 use whylate_model::units::{counted, format_ns, printable};
 use whylate_model::{ActorName, CauseKind};
+use whylate_model::object::Object;
 
 use super::path::{self, object_instead, of_name, segments_of_waits, what};
 use super::{footer, processes, text_of, why};
@@ -31,6 +32,9 @@ const OCCUPIED_CPU: &str = "occupied its CPU";
 const IRQS_OFF: &str = "had interrupts off on its CPU";
 const THROTTLED: &str = "throttled it";
 const WAITED_FOR: &str = "worked while the command waited for it";
+// How the peer of an object delayed the command while nothing worked.
+const HELD: &str = "held";
+const OWED: &str = "did not answer on";
 /// Waits below this share of the elapsed time are not listed one by one, and smaller shares are not in the verdict.
 const LONG_PERCENT: f64 = 1.0;
 
@@ -41,8 +45,10 @@ pub struct RunScreen<'a> {
     pub status: Option<ExitStatus>,
     /// Lost events, by reason.
     pub lost: &'a BTreeMap<String, u64>,
-    /// The processes to show as a tree.
-    pub tree: Option<&'a Members>,
+    /// The command's threads, if they are known.
+    pub members: Option<&'a Members>,
+    /// Whether the processes are shown as a tree.
+    pub has_tree: bool,
     /// Whether all long waits are written, and lost events by reason.
     pub is_verbose: bool,
     /// Options that show more.
@@ -51,12 +57,12 @@ pub struct RunScreen<'a> {
 
 /// Writes the text report of a command.
 pub fn write(out: &mut dyn Write, command: &str, explained: &Explained, shown: &RunScreen<'_>) -> io::Result<()> {
-    let outsiders = outsiders(explained);
-    writeln!(out, "{}", verdict(command, explained, shown.status, &outsiders))?;
+    let outsiders = outsiders(explained, shown.members);
+    writeln!(out, "{}", verdict(command, explained, shown, &outsiders))?;
     write_outsiders(out, explained, &outsiders, shown.is_verbose)?;
     write_path(out, explained, shown.is_verbose)?;
     write_longest(out, explained, shown.is_verbose)?;
-    if let Some(members) = shown.tree {
+    if let Some(members) = shown.members.filter(|_| shown.has_tree) {
         writeln!(out)?;
         processes::write(out, explained, members)?;
     }
@@ -71,7 +77,8 @@ fn percent(ns: u64, explained: &Explained) -> f64 {
 }
 
 /// Renders how long the command took and how it ended, and whose the time was: the longest share first.
-fn verdict(command: &str, explained: &Explained, status: Option<ExitStatus>, outsiders: &[Outsider]) -> String {
+fn verdict(command: &str, explained: &Explained, shown: &RunScreen<'_>, outsiders: &[Outsider]) -> String {
+    let status = shown.status;
     let signal = status.and_then(|status| status.signal());
     let took = match (status.and_then(|status| status.code()), signal) {
         (_, Some(signal)) => {
@@ -84,7 +91,10 @@ fn verdict(command: &str, explained: &Explained, status: Option<ExitStatus>, out
     let (mut own_ns, mut waited_ns, mut unknown_ns) = (0, 0, 0);
     let mut waits: BTreeMap<String, u64> = BTreeMap::new();
     let with_outer = segments_of_waits(&explained.path);
-    for (outer, segment) in with_outer.filter(|(_, segment)| delay_by_outsider(segment, explained).is_none()) {
+    for (outer, segment) in with_outer {
+        if delay_by_outsider(segment, explained).is_some() || delay_by_peer(segment, outer, shown.members).is_some() {
+            continue;
+        }
         if segment.is_member && segment.kind == CauseKind::Running {
             own_ns += segment.ns;
             continue;
@@ -99,7 +109,10 @@ fn verdict(command: &str, explained: &Explained, status: Option<ExitStatus>, out
         }
     }
     let wait = waits.into_iter().max_by_key(|(_, ns)| *ns).map(|(wait, _)| wait);
-    let outsider = outsiders.first().map(|outsider| outsider.who.clone());
+    let outsider = outsiders.first().map(|outsider| match &outsider.object {
+        Some(object) => format!("waiting for {object}"),
+        None => outsider.who.clone(),
+    });
     let mainly = |what: Option<String>| what.map_or_else(String::new, |what| format!(", mainly {what}"));
     let outsiders_ns: u64 = outsiders.iter().map(|outsider| outsider.ns).sum();
     let at_least = if explained.is_folded { "at least " } else { "" };
@@ -172,8 +185,10 @@ fn write_longest(out: &mut dyn Write, explained: &Explained, is_verbose: bool) -
 #[derive(Debug)]
 struct Outsider {
     who: String,
-    how: &'static str,
+    how: String,
     ns: u64,
+    /// What the command waited for, if the outsider is a peer of it and did not work.
+    object: Option<Object>,
 }
 
 /// Returns how a segment's actor delayed the command from outside: it occupied a CPU for which the path waited, or the
@@ -191,23 +206,48 @@ fn delay_by_outsider(segment: &PathSegment, explained: &Explained) -> Option<&'s
     }
 }
 
+/// Returns the object of the outermost wait, if a process outside the command could have ended the wait and nothing on
+/// this machine worked: the holder of a lock is the culprit even while it sleeps.
+fn delay_by_peer<'a>(
+    segment: &PathSegment,
+    outer: Option<&'a PathSegment>,
+    members: Option<&Members>,
+) -> Option<(&'a Object, ActorName)> {
+    let (members, object) = (members?, object_instead(segment, outer)?);
+    let peer: ActorName = object.peers.first()?.process.who.parse().ok()?;
+    let is_member = peer.tid().is_none_or(|tid| members.has(tid, u64::MAX));
+    (!is_member).then_some((object, peer))
+}
+
 /// Returns what delayed the command from outside, the longest delay first: by name, and the thread if it is the only one
 /// of its name.
-fn outsiders(explained: &Explained) -> Vec<Outsider> {
-    let mut by_name: BTreeMap<(&str, ActorName, &str), (u64, Option<&ActorName>)> = BTreeMap::new();
-    for segment in &explained.path {
-        let Some(how) = delay_by_outsider(segment, explained) else { continue };
-        let item = if segment.kind == CauseKind::Work { "work item " } else { "" };
-        let (ns, thread) = by_name.entry((item, of_name(segment).who, how)).or_insert((0, Some(&segment.who)));
+fn outsiders(explained: &Explained, members: Option<&Members>) -> Vec<Outsider> {
+    type Sum<'a> = (u64, Option<ActorName>, Option<&'a Object>);
+    let mut by_name: BTreeMap<(&str, ActorName, String), Sum<'_>> = BTreeMap::new();
+    for (outer, segment) in segments_of_waits(&explained.path) {
+        let (item, who, how, object) = match delay_by_outsider(segment, explained) {
+            Some(how) => {
+                let item = if segment.kind == CauseKind::Work { "work item " } else { "" };
+                (item, segment.who.clone(), how.to_owned(), None)
+            }
+            None => {
+                let Some((object, peer)) = delay_by_peer(segment, outer, members) else { continue };
+                let how = if object.is_lock() { HELD } else { OWED };
+                ("", peer, format!("{how} {}", object.without_peers()), Some(object))
+            }
+        };
+        let (ns, thread, seen) =
+            by_name.entry((item, who.by_name(), how)).or_insert_with(|| (0, Some(who.clone()), object));
         *ns += segment.ns;
-        *thread = thread.filter(|thread| **thread == segment.who);
+        *thread = thread.take().filter(|thread| *thread == who);
+        *seen = object;
     }
-    let named = by_name.into_iter().map(|((item, name, how), (ns, thread))| {
-        let who = thread.filter(|thread| thread.is_thread()).unwrap_or(&name);
-        Outsider { who: format!("{item}{}", why::actor(who)), how, ns }
+    let named = by_name.into_iter().map(|((item, name, how), (ns, thread, object))| {
+        let who = thread.filter(ActorName::is_thread).unwrap_or(name);
+        Outsider { who: format!("{item}{}", why::actor(&who)), how, ns, object: object.cloned() }
     });
     let mut outsiders: Vec<Outsider> = named.collect();
-    outsiders.sort_by(|a, b| (Reverse(a.ns), &a.who, a.how).cmp(&(Reverse(b.ns), &b.who, b.how)));
+    outsiders.sort_by(|a, b| (Reverse(a.ns), &a.who, &a.how).cmp(&(Reverse(b.ns), &b.who, &b.how)));
     outsiders
 }
 
@@ -228,7 +268,7 @@ fn write_outsiders(
     let most = if is_verbose { outsiders.len() } else { MAX_OUTSIDERS };
     let shown = outsiders.iter().take(most).take_while(is_shown).count();
     let (shown, small) = outsiders.split_at(if outsiders.len() - shown > 1 { shown } else { outsiders.len() });
-    for Outsider { who, how, ns } in shown {
+    for Outsider { who, how, ns, .. } in shown {
         writeln!(out, "  {:>5.1}% {:>8}  {who} {how}", percent(*ns, explained), format_ns(*ns))?;
     }
     if !small.is_empty() {
@@ -240,7 +280,10 @@ fn write_outsiders(
 
 #[cfg(test)]
 mod tests {
+    use whylate_model::holders::Holder;
+    use whylate_model::object::{ObjectKind, Peer};
     use whylate_model::path::command::LongWait;
+    use whylate_model::path::members::Births;
 
     use super::*;
     use crate::render::text::screens_of;
@@ -285,7 +328,8 @@ mod tests {
         let shown = |is_verbose, status: i32| RunScreen {
             status: Some(ExitStatus::from_raw(status)),
             lost: &lost,
-            tree: None,
+            members: None,
+            has_tree: false,
             is_verbose,
             more: if is_verbose { vec!["--tree"] } else { vec!["--tree", "-o FILE.svg", "-v"] },
         };
@@ -312,7 +356,11 @@ mod tests {
     fn first_line_says_whose_the_time_was_and_how_it_ended() {
         let (path, elapsed_ns) = sleeper();
         let mut explained = Explained { elapsed_ns, path, is_folded: false, longest: Vec::new() };
-        let verdict = |explained: &Explained, status| verdict("sleep", explained, status, &outsiders(explained));
+        let lost = BTreeMap::new();
+        let verdict = |explained: &Explained, status| {
+            let screen = RunScreen { status, lost: &lost, members: None, has_tree: false, is_verbose: false, more: vec![] };
+            verdict("sleep", explained, &screen, &outsiders(explained, None))
+        };
         let raw = |status| Some(ExitStatus::from_raw(status));
         let shares = "90% waiting, mainly until a timer expired; 10% its own work.";
         for (status, took) in [
@@ -373,13 +421,57 @@ mod tests {
         let explained = Explained { elapsed_ns, path, is_folded: false, longest: Vec::new() };
         let lost = BTreeMap::new();
         let lines = |is_verbose| {
-            let screen = RunScreen { status: None, lost: &lost, tree: None, is_verbose, more: vec!["-v"] };
+            let screen = RunScreen { status: None, lost: &lost, members: None, has_tree: false, is_verbose, more: vec!["-v"] };
             let text = text_of(|out| write(out, "make", &explained, &screen));
             assert_eq!(text.contains("     ... (13 lines more with -v)\n"), !is_verbose, "{text}");
             assert_eq!(text.contains(" 16 others\n"), !is_verbose, "{text}");
             text.lines().count()
         };
         assert_eq!((lines(false), lines(true)), (21, 48));
+    }
+
+    #[test]
+    fn holder_of_lock_is_culprit_even_while_it_sleeps() {
+        let held_by = |who: &str| {
+            let process = Holder { who: who.to_owned(), state: "S".to_owned(), ..Holder::default() };
+            let peers = vec![Peer { process, others: 0 }];
+            Box::new(Object { peers, ..Object::with_path(ObjectKind::FileLock, "/run/app.lock") })
+        };
+        let waits = |holder: &str, is_member| {
+            let waits = PathSegment {
+                is_member,
+                depth: 1,
+                waiter: Some(ActorName::thread("flock", 6)),
+                via: Some("flock".to_owned()),
+                object: Some(held_by(holder)),
+                ..part(20, CauseKind::Running, holder)
+            };
+            let asleep = PathSegment {
+                depth: 2,
+                waiter: Some(holder.into()),
+                via: Some("clock_nanosleep".to_owned()),
+                object: None,
+                ..part(180, CauseKind::Timer, "timer")
+            };
+            let path = vec![waits, asleep];
+            Explained { elapsed_ns: 200_000_000, path, is_folded: false, longest: Vec::new() }
+        };
+        let members = Births::default().descendants_of(6);
+        let lost = BTreeMap::new();
+        let shown = |holder: &str, is_member| {
+            let screen = RunScreen {
+                status: None,
+                lost: &lost,
+                members: Some(&members),
+                has_tree: false,
+                is_verbose: false,
+                more: Vec::new(),
+            };
+            text_of(|out| write(out, "make", &waits(holder, is_member), &screen))
+        };
+        insta::assert_snapshot!(shown("scan:9", false));
+        let own = shown("flock:6", true);
+        assert!(!own.contains("CULPRITS"), "{own}");
     }
 
     #[test]
@@ -397,7 +489,7 @@ mod tests {
             part(5, CauseKind::Softirq, "others"),
         ];
         let explained = Explained { elapsed_ns: 111_000_000, path, is_folded: false, longest: Vec::new() };
-        let written = |out: &mut dyn Write| write_outsiders(out, &explained, &outsiders(&explained), false);
+        let written = |out: &mut dyn Write| write_outsiders(out, &explained, &outsiders(&explained, None), false);
         insta::assert_snapshot!(text_of(written), @r"
 
         CULPRITS, 66.0ms in total
