@@ -208,11 +208,7 @@ fn user_code_is_never_blamed_for_irqs_off() -> Result<()> {
     patching(|| drop(source));
     let in_user = || events.iter().filter(|event| is_in_user(event));
     let kinds: BTreeSet<&str> = in_user().map(|event| event.labels["kind"].as_str()).collect();
-    println!(
-        "{} late, {} of them in user code, reported as {kinds:?}, lost {lost:?}",
-        events.len(),
-        in_user().count()
-    );
+    println!("{} late, {} of them in user code, reported as {kinds:?}, lost {lost:?}", events.len(), in_user().count());
     for event in &events {
         let is_off = event.labels["kind"] == "irqs_off";
         ensure!(!(is_off && is_in_user(event)), "{event:?}");

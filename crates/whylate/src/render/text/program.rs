@@ -1,19 +1,23 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Renders a program: a sentence, a table of its states, and what held it up.
 
+mod main_cause;
+mod priorities;
+
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 use whylate_model::culprits::Ranking;
 use whylate_model::object::UnfinishedWait;
 use whylate_model::path::budget::{Budget, EndedBy, ProgramReport, Waits};
 use whylate_model::path::command::LongWait;
-use whylate_model::path::{OTHERS, PathSegment};
 use whylate_model::units::{format_ns, printable};
 use whylate_model::wait::{CallWaits, WaitClass, of_syscall};
-use whylate_model::{ActorName, CauseKind, Histogram};
+use whylate_model::{CauseKind, Histogram};
 
+use self::main_cause::{MainCause, main_cause};
+use self::priorities::{with_names_alone, with_priorities};
 use super::fit::fitted;
 use super::overview::Screen;
 use super::table::Table;
@@ -152,42 +156,11 @@ fn sentence(seen: &ProgramReport, states: &[State<'_>]) -> String {
     if !has_stopped_peer && (busy_ns as f64) * 100.0 < IDLE_PERCENT * seen.span_ns as f64 {
         return format!("{name} is idle: it spent {shares}, over {span}.");
     }
-    let cause = main_cause(budget).filter(|(ns, _)| percent(*ns, budget) >= SHOWN_PERCENT);
-    let cause =
-        cause.map_or_else(String::new, |(ns, what)| format!(" Main cause, {:.0}%: {what}.", percent(ns, budget)));
+    let cause = main_cause(budget).filter(|cause| percent(cause.ns, budget) >= SHOWN_PERCENT);
+    let sentence = |cause: MainCause<'_>| format!(" Main cause, {:.0}%: {}.", percent(cause.ns, budget), cause.what);
+    let cause = cause.map_or_else(String::new, sentence);
     let stopped = if has_stopped_peer { " A process that it waits for is stopped: see NOT OVER YET." } else { "" };
     format!("{name} spent {shares}, over {span}.{cause}{stopped}")
-}
-
-/// Returns the longest known cause of the waits that are not by design, with its time in nanoseconds. Threads of one name
-/// are one cause. A timer that expired is the cause only if nothing else has a share that is shown.
-fn main_cause(budget: &Budget) -> Option<(u64, String)> {
-    let what = |segment: &PathSegment| {
-        if segment.depth > 1 { path::what_in_whose_wait(segment) } else { path::what(segment) }
-    };
-    let waits = budget.waits.iter().filter(|waits| !waits.is_by_design()).chain([&budget.ready]);
-    let mut causes: BTreeMap<(bool, String), (u64, BTreeSet<String>)> = BTreeMap::new();
-    for (outer, segment) in waits.flat_map(|waits| path::segments_of_waits(&waits.path)) {
-        if segment.kind == CauseKind::Unknown || segment.who == OTHERS {
-            continue;
-        }
-        let object = path::object_instead(segment, outer);
-        let is_timer = segment.kind == CauseKind::Timer && !segment.gave_up();
-        let is_timer = is_timer && object.is_none_or(|object| !object.is_owed());
-        let called =
-            |segment: &PathSegment| object.map_or_else(|| what(segment), |object| format!("it waited for {object}"));
-        let by_name = called(&segment.clone().with_threads(&ActorName::by_name));
-        let (ns, of_threads) = causes.entry((!is_timer, by_name)).or_default();
-        *ns += segment.ns;
-        of_threads.insert(called(segment));
-    }
-    let is_shown = |ns: u64| percent(ns, budget) >= SHOWN_PERCENT;
-    let longest = causes
-        .into_iter()
-        .max_by_key(|((is_no_timer, what), (ns, _))| (*is_no_timer && is_shown(*ns), *ns, Reverse(what.clone())));
-    longest.map(|((_, by_name), (ns, of_threads))| {
-        (ns, of_threads.first().filter(|_| of_threads.len() == 1).cloned().unwrap_or(by_name))
-    })
 }
 
 /// Writes the culprits of the program's waits, the longest delay first; only the first ones unless `is_verbose`.
@@ -253,13 +226,18 @@ fn write_details(
     let waits = budget.waits.iter().map(|waits| (kind(waits), waits));
     let mut shown: Vec<(String, &Waits)> =
         ready.into_iter().chain(waits).filter(|(_, waits)| is_shown(waits)).collect();
-    shown.sort_by_key(|(_, waits)| Reverse(waits.ns));
+    // The first lines are those of the cause that the first line of all names.
+    let main = main_cause(budget).filter(|cause| percent(cause.ns, budget) >= SHOWN_PERCENT);
+    let is_main = |waits: &Waits| main.as_ref().is_some_and(|main| std::ptr::eq(main.waits, waits));
+    shown.sort_by_key(|(_, waits)| (!is_main(waits), Reverse(waits.ns)));
     if !shown.is_empty() {
         writeln!(out, "\nWHAT HELD IT UP")?;
     }
     for (name, waits) in shown {
         writeln!(out, "{name}: {}", format_ns(waits.ns))?;
-        path::write_wait(out, &with_priorities(&waits.path, priority), 2)?;
+        let path = with_priorities(&waits.path, priority);
+        let path = if screen.is_verbose { path } else { with_names_alone(path) };
+        path::write_wait(out, &path, 2)?;
     }
     write_unfinished_waits(out, &seen.unfinished, screen.is_verbose)?;
     if !screen.is_verbose || budget.longest.is_empty() {
@@ -329,33 +307,13 @@ fn figures(latency: &Histogram) -> [String; 3] {
     }
 }
 
-/// Adds the priorities of the waiting thread and of the running one to run-queue waits, if they differ.
-fn with_priorities(path: &[PathSegment], priority: &mut dyn FnMut(u32) -> Option<String>) -> Vec<PathSegment> {
-    let mut known: BTreeMap<u32, Option<String>> = BTreeMap::new();
-    let mut of = |thread: &ActorName| {
-        let tid = thread.tid()?;
-        known.entry(tid).or_insert_with(|| priority(tid)).clone()
-    };
-    let mut segments = path.to_vec();
-    for segment in segments.iter_mut().filter(|segment| segment.kind == CauseKind::Thread) {
-        let Some(ready) = &segment.ready else { continue };
-        let (of_ready, of_who) = (of(ready), of(&segment.who));
-        if let (Some(of_ready), Some(of_who)) = (of_ready, of_who)
-            && of_ready != of_who
-        {
-            let priorities = format!(" ({of_who}; {}: {of_ready})", ready.comm().unwrap_or_default());
-            segment.who = segment.who.clone().within("", &priorities);
-        }
-    }
-    segments
-}
-
 #[cfg(test)]
 mod tests {
-    use whylate_model::Cgroup;
     use whylate_model::culprits::By;
     use whylate_model::holders::Holder;
     use whylate_model::object::{Object, ObjectKind, Peer};
+    use whylate_model::path::PathSegment;
+    use whylate_model::{ActorName, Cgroup};
 
     use super::*;
     use crate::render::text::screens_of;
@@ -436,6 +394,23 @@ mod tests {
         }
     }
 
+    #[test]
+    fn main_cause_leads_with_one_row_per_name() {
+        use CauseKind::{Thread, Timer};
+        let behind = |ms, who: &str| {
+            let segment = part(ms, Thread, who, 0, ["", ""]);
+            PathSegment { ready: Some("postgres".into()), waiter: None, via: None, ..segment }
+        };
+        let idle = part(900, Timer, "timer", 2, ["client:7", "pselect6"]);
+        let of_client = part(1, CauseKind::Running, "client:7", 1, ["postgres:8", "epoll_wait"]);
+        let path = vec![behind(60, "log-packer:4"), behind(50, "log-packer:2"), behind(70, "cc:26535")];
+        let ready = Waits { ns: 180 * MS, path, ..Waits::default() };
+        let waits = vec![waits("epoll_wait", EndedBy::Others, &[], &[of_client, idle])];
+        let seen = report("postgres", Budget { threads: 2, total_ns: 2_000 * MS, ready, waits, ..Budget::default() });
+        insta::assert_snapshot!(written(&seen, None, false));
+        insta::assert_snapshot!("v_shows_each_thread", written(&seen, None, true));
+    }
+
     fn written(seen: &ProgramReport, columns: Option<usize>, is_verbose: bool) -> String {
         let screen = Screen { columns, is_verbose, zone: jiff::tz::TimeZone::UTC, replay: None };
         let mut priority = |tid| Some(if tid == 26535 { "nice 19" } else { "nice 0" }.to_owned());
@@ -471,7 +446,8 @@ mod tests {
             [part(100, Timer, "timer", 1, of), part(30, Thread, "hog:1", 1, of), part(20, Thread, "hog:2", 1, of)];
         let of_path = |path: &[PathSegment]| {
             let waits = vec![waits("futex", EndedBy::Others, &[], path)];
-            main_cause(&Budget { total_ns: 1_000 * MS, waits, ..Budget::default() })
+            let budget = Budget { total_ns: 1_000 * MS, waits, ..Budget::default() };
+            main_cause(&budget).map(|cause| (cause.ns, cause.what))
         };
         assert_eq!(of_path(&path), Some((50 * MS, "encoder waited for a CPU behind hog".to_owned())));
         assert_eq!(of_path(&path[..2]), Some((30 * MS, "encoder:26535 waited for a CPU behind hog:1".to_owned())));

@@ -10,12 +10,12 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::process::ExitStatus;
 
 use signal_hook::low_level::signal_name;
+use whylate_model::object::Object;
 use whylate_model::path::command::{Explained, LongWait};
 use whylate_model::path::members::Members;
 use whylate_model::path::{OTHERS, PathSegment};
 use whylate_model::units::{counted, format_ns, printable};
 use whylate_model::{ActorName, CauseKind};
-use whylate_model::object::Object;
 
 use super::path::{self, object_instead, of_name, segments_of_waits, what};
 use super::{footer, processes, text_of, why};
@@ -358,7 +358,8 @@ mod tests {
         let mut explained = Explained { elapsed_ns, path, is_folded: false, longest: Vec::new() };
         let lost = BTreeMap::new();
         let verdict = |explained: &Explained, status| {
-            let screen = RunScreen { status, lost: &lost, members: None, has_tree: false, is_verbose: false, more: vec![] };
+            let screen =
+                RunScreen { status, lost: &lost, members: None, has_tree: false, is_verbose: false, more: vec![] };
             verdict("sleep", explained, &screen, &outsiders(explained, None))
         };
         let raw = |status| Some(ExitStatus::from_raw(status));
@@ -421,7 +422,8 @@ mod tests {
         let explained = Explained { elapsed_ns, path, is_folded: false, longest: Vec::new() };
         let lost = BTreeMap::new();
         let lines = |is_verbose| {
-            let screen = RunScreen { status: None, lost: &lost, members: None, has_tree: false, is_verbose, more: vec!["-v"] };
+            let screen =
+                RunScreen { status: None, lost: &lost, members: None, has_tree: false, is_verbose, more: vec!["-v"] };
             let text = text_of(|out| write(out, "make", &explained, &screen));
             assert_eq!(text.contains("     ... (13 lines more with -v)\n"), !is_verbose, "{text}");
             assert_eq!(text.contains(" 16 others\n"), !is_verbose, "{text}");
