@@ -155,7 +155,7 @@ impl OwnCpus {
 /// How culprits are grouped, for commands that rank them.
 #[derive(Clone, Copy, Debug, Default, Args)]
 pub struct Rank {
-    /// How culprits are ranked [default: culprit]
+    /// How culprits are ranked [default: name]
     #[arg(long, value_enum, value_name = "WHAT")]
     pub rank_by: Option<RankBy>,
 }
@@ -177,9 +177,9 @@ impl Rank {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum RankBy {
-    /// Each culprit by itself
+    /// Each thread by itself
     Culprit,
-    /// Threads of one name together
+    /// Threads of one name together; with its TID, if there is only one
     Name,
     /// Threads of one cgroup (pod, container or service) together
     Cgroup,
@@ -197,6 +197,6 @@ impl From<RankBy> for By {
 
 impl From<Rank> for By {
     fn from(rank: Rank) -> By {
-        rank.rank_by.map_or(By::Culprit, By::from)
+        rank.rank_by.map_or(By::Name, By::from)
     }
 }
