@@ -47,6 +47,8 @@ pub(super) struct FrameNames {
     /// Whether files and lines are resolved too.
     lines: bool,
     has_symbolized: bool,
+    /// Time at which symbols were last looked up.
+    looked_up: Option<Instant>,
 }
 
 /// Maximum number of files with an open symbolizer, and the total size of their symbols.
@@ -54,6 +56,8 @@ const MAX_OPEN: usize = 32;
 const MAX_OPEN_BYTES: u64 = 64 << 20;
 /// Time without use after which a symbolizer is closed.
 const OPEN_FOR: Duration = Duration::from_secs(10);
+/// Time between two snapshots from which symbolizers are closed after each: open ones of large files take tens of megabytes.
+const CLOSED_BETWEEN: Duration = Duration::from_secs(5);
 /// CPU time for symbols of one snapshot, and of the first one. Files beyond it are symbolized at the next snapshot.
 const PER_SNAPSHOT_NS: u64 = 400_000_000;
 const PER_FIRST_SNAPSHOT_NS: u64 = 2_000_000_000;
@@ -150,6 +154,9 @@ impl FrameNames {
                     is_whole = false;
                 }
             }
+        }
+        if self.looked_up.replace(began).is_some_and(|before| began - before >= CLOSED_BETWEEN) {
+            self.symbolizers.clear();
         }
         for (key, file, offset, shown) in locations {
             let name = file.names().get(&offset).cloned();

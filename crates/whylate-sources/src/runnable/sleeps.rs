@@ -2,6 +2,7 @@
 //! Long blocked waits of threads, explained along the wakers that ended them.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 use std::time::Duration;
 
 use whylate_model::late::{LateKind, SLEEPER};
@@ -21,6 +22,8 @@ use crate::paths::PathNames;
 
 /// Maximum number of recent long waits that are kept, for paths that lead through them.
 const MAX_RECORDED: usize = 4_096;
+/// Maximum number of stacks of which the symbols are kept.
+const MAX_STACKS: usize = 1_024;
 /// Maximum number of waits to be explained at a time; more are dropped and counted.
 const MAX_PENDING: usize = 1_000;
 /// Maximum number of waits that one walk explains: each has a path of up to 150 KB until the walk ends.
@@ -40,7 +43,7 @@ struct RecordedWait {
     tid: u32,
     woken_ns: u64,
     running_ns: u64,
-    stack: Vec<String>,
+    stack: Arc<[String]>,
     class: WaitClass,
     limit: Option<(u64, ActorName)>,
 }
@@ -54,6 +57,26 @@ struct PendingWait {
     is_for_lock: bool,
     /// The run-queue wait at its end, if that alone is long enough.
     for_cpu: Option<LateEvent>,
+}
+
+/// Symbols of the stacks in which threads have waited. There are few different ones, and thousands of waits are kept.
+#[derive(Default)]
+struct Stacks(HashMap<Box<[u64]>, Arc<[String]>>);
+
+impl Stacks {
+    /// Returns the functions of a stack.
+    fn named(&mut self, frames: &[u64], symbols: &mut KernelSymbols) -> Arc<[String]> {
+        if let Some(known) = self.0.get(frames) {
+            return Arc::clone(known);
+        }
+        // Also forgets functions of modules that were unloaded since.
+        if self.0.len() >= MAX_STACKS {
+            self.0.clear();
+        }
+        let names: Arc<[String]> = frames.iter().map(|&address| symbols.name(address).to_owned()).collect();
+        self.0.insert(frames.into(), Arc::clone(&names));
+        names
+    }
 }
 
 /// Result of a wait's walk.
@@ -77,6 +100,7 @@ pub(super) struct BlockedWaits {
     /// Time until which no wait is explained.
     rests_until_ns: u64,
     symbols: KernelSymbols,
+    stacks: Stacks,
     names: PathNames,
     rings: Rings,
     known: VecDeque<RecordedWait>,
@@ -94,6 +118,7 @@ impl BlockedWaits {
             held_up_alone: wanted.held_up_alone,
             rests_until_ns: 0,
             symbols,
+            stacks: Stacks::default(),
             names,
             rings: Rings::default(),
             known: VecDeque::new(),
@@ -113,7 +138,7 @@ impl BlockedWaits {
             return false;
         }
         let frames = record.slept_in.get(..record.frames as usize).unwrap_or_default();
-        let stack: Vec<String> = frames.iter().map(|&address| self.symbols.name(address).to_owned()).collect();
+        let stack = self.stacks.named(frames, &mut self.symbols);
         let is_late_for_cpu = record.window.count > 0;
         let for_cpu = || super::event_of(bytes, account, &mut self.symbols, false);
         let for_cpu = is_late_for_cpu.then(for_cpu).flatten();
@@ -143,7 +168,7 @@ impl BlockedWaits {
             tid: record.tid,
             woken_ns: record.woken_ns,
             running_ns: record.running_ns,
-            stack: stack.clone(),
+            stack: Arc::clone(&stack),
             class,
             limit: limit.map(|limit| (limit.until_ns, limit.by)),
         });
@@ -171,7 +196,7 @@ impl BlockedWaits {
             at_unix_ns: clock::unix_ns_of(record.running_ns),
             at_ns: record.running_ns,
             cpu: record.cpu,
-            stack,
+            stack: stack.to_vec(),
             ..LateEvent::default()
         };
         let is_for_lock = class == WaitClass::Lock && !event.stack.iter().any(|frame| frame.contains("futex"));
@@ -382,6 +407,6 @@ impl Names for PathNameSource<'_> {
                 None => class.words().to_owned(),
             }),
         };
-        (via, known.stack.clone())
+        (via, known.stack.to_vec())
     }
 }

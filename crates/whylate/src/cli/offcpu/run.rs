@@ -28,7 +28,7 @@ use crate::render::text::offcpu::chains::Chains;
 use crate::render::text::offcpu::file::{self, Form};
 use crate::render::text::offcpu::{blocked, flat, threads, tree, value};
 use crate::render::text::waits::Waits;
-use crate::render::text::{Output as _, footer};
+use crate::render::text::{Output as _, footer, text_of};
 use crate::store::late_buffer::LateBuffer;
 use crate::store::play::Recording;
 use crate::store::{Recorder, about};
@@ -283,6 +283,11 @@ fn show(
         JsonLines.snapshot(&mut out, snapshot)?;
     } else {
         let columns = terminal_columns();
+        // What --why asks for comes before the tree, which may have hundreds of lines.
+        if let Some(waits) = &mut waits {
+            let text = text_of(|out| waits.write(out, &snapshot));
+            writeln!(out, "{}", text.trim_start_matches('\n'))?;
+        }
         match arguments.blocked {
             Some(least_ns) => {
                 let choice = blocked::Shown {
@@ -295,9 +300,6 @@ fn show(
             }
             None if arguments.flat => flat::table(&snapshot, arguments.hide_idle, None).write(&mut out, columns)?,
             None => tree::write(&mut out, &snapshot, arguments.root(), arguments.hide_idle, columns)?,
-        }
-        if let Some(waits) = &mut waits {
-            waits.write(&mut out, &snapshot)?;
         }
         footer::write(&mut out, &snapshot, arguments.verbosity.verbose)?;
     }
