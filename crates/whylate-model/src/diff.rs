@@ -61,8 +61,8 @@ pub struct Diff {
     pub too_little: u64,
     /// Sources and quantities that only one side has or that cannot be compared, with reasons.
     pub not_compared: Vec<Unmeasured>,
-    /// Late events and culprits that only one side has, or ten times as many of them, and that are too rare or too
-    /// bursty for the test.
+    /// Late events and culprits that occur on only one side, or ten times as often there, and are too rare or too bursty
+    /// for the test.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub bursts: Vec<Row>,
     /// All rows: increases before decreases, each with culprits first; then rows without a difference.
@@ -96,13 +96,13 @@ pub struct About {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Test {
-    /// [`TEST`].
+    /// Name of the test, [`TEST`].
     pub name: String,
-    /// [`CORRECTION`].
+    /// Correction for the number of rows, [`CORRECTION`].
     pub correction: String,
-    /// [`FALSE_SHARE`].
+    /// False discovery rate, [`FALSE_SHARE`].
     pub false_share: f64,
-    /// [`MIN_CHANGE`].
+    /// Minimum change of a row that differs, as a share of its larger value, [`MIN_CHANGE`].
     pub least_change: f64,
     /// Length of a block.
     pub block_ns: u64,

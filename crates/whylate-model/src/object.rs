@@ -31,17 +31,17 @@ pub enum ObjectKind {
     MemoryLock,
     /// The lock of the inode of a file; its peer is the thread that holds it.
     InodeLock,
-    /// Another lock of the kernel; its peer is the thread that holds it.
+    /// Another kernel lock; its peer is the thread that holds it.
     KernelLock,
     /// A pipe; its peers have the other end open.
     Pipe,
     /// A pipe with a path (mkfifo(3)).
     Fifo,
-    /// A Unix socket; its peers have the socket open that it is connected to.
+    /// A Unix socket; its peers have the other end of the connection open.
     UnixSocket,
     /// A TCP socket; its peers have the other end of the connection open on this machine.
     Tcp,
-    /// A UDP socket; its peers have the socket open that it is connected to, on this machine.
+    /// A UDP socket; its peers have the other end open, on this machine.
     Udp,
     /// A socket of another kind.
     Socket,
@@ -128,7 +128,7 @@ pub struct Object {
     /// ID of a System V message queue or set of semaphores.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<u32>,
-    /// Kind of a lock of the kernel.
+    /// Kind of a kernel lock.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lock: Option<Lock>,
     /// Mount point of a FUSE file system.
@@ -298,7 +298,7 @@ impl Object {
             ObjectKind::FileLock => format!("the lock of {}", named("file")),
             ObjectKind::MemoryLock => "the lock of its process's memory map".to_owned(),
             ObjectKind::InodeLock => format!("the inode lock of {}", named("a file").replacen("a file /", "file /", 1)),
-            ObjectKind::KernelLock => self.lock.map_or("a lock of the kernel", lock_name).to_owned(),
+            ObjectKind::KernelLock => self.lock.map_or("a kernel lock", lock_name).to_owned(),
             ObjectKind::Pipe => "a pipe".to_owned(),
             ObjectKind::Fifo => named("FIFO"),
             ObjectKind::UnixSocket => {
@@ -355,14 +355,14 @@ impl Object {
     }
 }
 
-/// Returns the name of a lock of the kernel.
+/// Returns the name of a kernel lock.
 fn lock_name(lock: Lock) -> &'static str {
     match lock {
-        Lock::Mutex => "a mutex of the kernel",
-        Lock::Rwsem => "an rwsem of the kernel",
-        Lock::RwsemReaders => "an rwsem of the kernel that readers hold",
-        Lock::Semaphore => "a semaphore of the kernel",
-        Lock::RtMutex => "an rt_mutex of the kernel",
+        Lock::Mutex => "a kernel mutex",
+        Lock::Rwsem => "a kernel rwsem",
+        Lock::RwsemReaders => "a kernel rwsem that readers hold",
+        Lock::Semaphore => "a kernel semaphore",
+        Lock::RtMutex => "a kernel rt_mutex",
         Lock::PiFutex => "a PI futex",
         Lock::FileLock => "the lock of a file",
         Lock::WorkItem => "a work item",
@@ -373,7 +373,7 @@ impl Display for Peer {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         write!(f, "{}", printable(&self.process.who))?;
         if self.others > 0 {
-            write!(f, " and {} more of that name", self.others)?;
+            write!(f, " and {} more with this name", self.others)?;
         }
         let does = self.process.activity();
         if does.is_empty() { Ok(()) } else { write!(f, " ({does})") }
@@ -463,7 +463,7 @@ mod tests {
             .collect();
         let expected = [
             "TCP 127.0.0.1:53412 -> 127.0.0.53:53 (established), peer resolver:88 (stopped by a signal)",
-            "a pipe, other end held by gzip:88 and 3 more of that name (asleep)",
+            "a pipe, other end held by gzip:88 and 3 more with this name (asleep)",
             "file /mnt/a?[2J of the FUSE file system at /mnt, served by sshfs:7 (stopped by a signal)",
             "TCP 127.0.0.1:53412 -> 127.0.0.53:53 (established), peer resolver:88 (stopped by a signal); or an eventfd; \
              or 2 more, for at most 5.00s",
@@ -490,7 +490,7 @@ mod tests {
             "the inode lock of file /srv/a, held by indexer:812 (asleep)",
             "the inode lock of a file, held by indexer:812 (asleep)",
             "the lock of its process's memory map, held by indexer:812 (asleep)",
-            "an rwsem of the kernel that readers hold",
+            "a kernel rwsem that readers hold",
         ];
         assert_eq!(texts, expected);
     }

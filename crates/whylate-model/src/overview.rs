@@ -101,7 +101,7 @@ pub struct Headline {
     /// Waits for others that were held up, if the source follows waits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub held_up: Option<HeldUp>,
-    /// Late events that came too fast to be explained; culprits cover only the others.
+    /// Late events that were too many to explain; culprits cover only the others.
     #[serde(default, skip_serializing_if = "Unexplained::is_none")]
     pub unexplained: Unexplained,
     /// Whether the source saw anything late.

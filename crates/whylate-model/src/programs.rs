@@ -51,7 +51,7 @@ pub struct Spawned {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct HeldUpProgram {
-    /// The thread; without a TID, all threads of that name that have exited.
+    /// The thread; without a TID, all threads with this name that have exited.
     pub who: ActorName,
     /// The thread's process, if its name or PID differs.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -28,7 +28,7 @@ use crate::{
 
 const PATH: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/schema-1.json");
 
-/// A line of a recording that is no snapshot, as [`Line`] writes it.
+/// A line of a recording that is not a snapshot.
 #[derive(JsonSchema)]
 #[serde(tag = "line", rename_all = "snake_case")]
 #[expect(dead_code, reason = "only its schema is used")]

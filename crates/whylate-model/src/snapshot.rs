@@ -51,7 +51,7 @@ pub struct Snapshot {
     /// Programs by the share of time that they were held up, if the source follows waits.
     #[serde(default, skip_serializing_if = "Programs::is_none")]
     pub programs: Programs,
-    /// Late events without causes, which came too fast, if causes are requested.
+    /// Late events that were too many to explain, and have no causes, if causes are requested.
     #[serde(default, skip_serializing_if = "Unexplained::is_none")]
     pub unexplained: Unexplained,
     /// Events that could not be counted, by reason. Reasons that did not occur may be zero or absent.

@@ -166,7 +166,7 @@ impl<'a> SourceSummary<'a> {
         &self.programs
     }
 
-    /// Returns the late events that came too fast to be explained.
+    /// Returns the late events that were too many to explain.
     pub fn unexplained(&self) -> Unexplained {
         self.unexplained
     }

@@ -37,7 +37,7 @@ pub enum Line {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Header {
-    /// [`FORMAT`].
+    /// Version of the recording format, [`FORMAT`].
     pub recording: u32,
     /// Version of the snapshots, [`crate::snapshot::SCHEMA`].
     pub schema: u32,

@@ -36,8 +36,8 @@ pub static IRQSOFF: Card = Card {
     lost: &[
         reason("buckets_full", "the memory for histograms was full"),
         reason("cpus_full", "the file has events of more CPUs than are read (--import)"),
-        reason("culprits_full", "more culprits at once than their table holds"),
-        reason("events", "the kernel says in the file that it lost events (--import)"),
+        reason("culprits_full", "there were more culprits at once than their table holds"),
+        reason("events", "the kernel lost events, as the file says (--import)"),
         reason("looks", "a CPU went offline and came back; its sections are no longer sampled by NMI"),
         reason("series_full", "the table of series was full"),
         reason(
@@ -46,13 +46,13 @@ pub static IRQSOFF: Card = Card {
         ),
         reason(
             "traces",
-            "longer sections came faster than their traces were read, or a trace was not there (backend tracer)",
+            "new longest sections came faster than their traces were read, or a trace was missing (backend tracer)",
         ),
         reason(
             "unmatched",
             "the start or end of a section or a timer's function, or a reschedule mark, was not seen; mostly right after the start",
         ),
-        reason("unreadable", "a line of the file is no event (--import)"),
+        reason("unreadable", "a line of the file is not an event (--import)"),
         reason(
             "unseen",
             "a due tick was not seen, mostly because opening perf events made the kernel reprogram its timers",

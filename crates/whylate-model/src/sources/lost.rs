@@ -28,16 +28,22 @@ pub const SHARED_LOST: &[Reason] = &[
     ),
     reason(
         "edges_overwritten",
-        "a CPU did more than could be read in time; on paths, that time is `not recorded` (--why, run)",
+        "records of a CPU were overwritten before they were read; on paths, that time is `not recorded` (--why, run)",
     ),
     reason("late_events", "late events came faster than they were read, or were too many for one line of JSON"),
-    reason("merged_full", "the span has more series or stacks than are distinguished; the others are missing (replay)"),
+    reason(
+        "merged_full",
+        "the span has more series or stacks than a merged snapshot can have; the others are missing (replay)",
+    ),
     reason("nested", "a BPF program was skipped because it was already running on that CPU"),
-    reason("occupancy_nested", "an event interrupted the accounting of its CPU, and is missing from it (--why)"),
-    reason("occupancy_stacks", "the stack that a late interrupt found could not be stored (--why)"),
+    reason(
+        "occupancy_nested",
+        "an event interrupted the accounting of its CPU, and is missing from the account (--why)",
+    ),
+    reason("occupancy_stacks", "the stack at which a late interrupt arrived could not be stored (--why)"),
     reason(
         "over_budget",
-        "late events without causes, as the budget for them was spent (--budget); they count as late (--why)",
+        "the budget for explaining (--budget) was spent; these late events count as late, without causes (--why)",
     ),
     reason(
         "moves_overwritten",
@@ -45,7 +51,7 @@ pub const SHARED_LOST: &[Reason] = &[
     ),
     reason(
         "queuers_overwritten",
-        "who queued a work item was overwritten before the item started, or the item was canceled (--why, run)",
+        "the record of who queued a work item was overwritten before the item started, or the item was canceled (--why, run)",
     ),
     reason(
         "requests_full",
@@ -53,7 +59,7 @@ pub const SHARED_LOST: &[Reason] = &[
     ),
     reason(
         "requests_overwritten",
-        "what was known of a disk request was overwritten before its wait was followed (--why, run)",
+        "the record of a disk request was overwritten before a wait for the request was explained (--why, run)",
     ),
     reason(
         "records_given_up",
@@ -69,14 +75,14 @@ pub const SHARED_LOST: &[Reason] = &[
     ),
     reason(
         "unseen_switches",
-        "the CPU ran a thread that was not seen switching in; some supervisors hide theirs (--why)",
+        "the CPU ran a thread that was not seen switching in; some supervisors hide their context switches (--why)",
     ),
     left_out(
         "wait_objects_unread",
-        "what a thread waited for was not read while it waited (100 ms or more); it has no object (-p, run)",
+        "the object of a wait of 100 ms or more was not read while the wait lasted (-p, run)",
     ),
     reason(
         "waits_not_followed",
-        "too many waits to follow each in time; of some threads, the rest is `not followed` (-p, --comm, --cgroup)",
+        "there were too many waits to follow each in time; some threads' other waits are `not followed` (-p, --comm, --cgroup)",
     ),
 ];

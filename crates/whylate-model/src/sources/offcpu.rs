@@ -40,7 +40,7 @@ pub static OFFCPU: Card = Card {
         reason("names_full", "the names of all stacks took too much memory; stacks lack outer frames ([cut])"),
         reason(
             "objects_unread",
-            "what a thread waits for was not read: too many waits, no time left, or the thread ran meanwhile (--blocked)",
+            "the object of a wait was not read: too many waits, no time left, or the thread ran before it was read (--blocked)",
         ),
         reason("places_full", "the table of call sites was full"),
         reason("processes_full", "the table of processes was full"),

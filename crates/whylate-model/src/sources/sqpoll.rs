@@ -43,7 +43,7 @@ pub static SQPOLL: Card = Card {
     lost: &[
         reason(
             "busy_rings",
-            "a ring was locked at every try, or did not show its thread while that was spinning (backend fdinfo)",
+            "a ring was locked at every try, or did not show its thread while the thread was spinning (backend fdinfo)",
         ),
         reason("ended_unseen", "a submission thread was gone, and its exit was not seen"),
         reason(

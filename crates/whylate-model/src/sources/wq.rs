@@ -39,7 +39,10 @@ pub static WQ: Card = Card {
     merging: |_| Merging::Latest,
     lost: &[
         reason("buckets_full", "the memory for histograms was full"),
-        reason("cancelled", "a queued item was canceled or armed anew; noticed when its memory is queued again"),
+        reason(
+            "cancelled",
+            "a queued item was canceled or armed anew; whylate notices this when its memory is queued again",
+        ),
         reason("end_unmatched", "an item ended that was not seen starting, mostly because it ran when measuring began"),
         reason("evicted", "an item that had been queued for more than 10 s had to make room for another one"),
         reason("holders", "a running item could not be recorded, so items that wait for it do not name it (--why)"),

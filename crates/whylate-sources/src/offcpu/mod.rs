@@ -83,7 +83,7 @@ pub static INFO: SourceInfo = SourceInfo {
         BackendInfo {
             name: PROC,
             needs: &[Need::Proc],
-            limitations: "kernel frames alone, and twenty microseconds for each thread",
+            limitations: "it has kernel frames only, and takes 20 us per thread",
         },
     ],
 };

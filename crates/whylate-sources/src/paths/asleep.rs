@@ -78,7 +78,7 @@ pub(super) struct Walk {
     pub cut: u64,
 }
 
-/// A lock of the kernel.
+/// A kernel lock.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WaitedLock {
     pub kind: ObjectKind,

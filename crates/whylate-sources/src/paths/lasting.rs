@@ -229,7 +229,7 @@ struct Lasting {
     read: Read,
     /// Number of times that this was tried in vain.
     tries: u32,
-    /// The lock of the kernel that it waits for is known.
+    /// The kernel lock that it waits for is known.
     has_lock: bool,
     /// There was no room for what was read.
     is_refused: bool,
@@ -374,7 +374,7 @@ impl Walker {
         known.is_refused = !lock(shared).objects.add(tid, read, known.comes_first);
     }
 
-    /// Returns the lock of the kernel that a thread waits for, with what its holder does now.
+    /// Returns the kernel lock that a thread waits for, with what its holder does now.
     fn lock_object(&self, waiter: u32, of: WaitedLock) -> Object {
         // A thread that has just got the lock waits no more.
         let holder = of.holder.filter(|&tid| tid != waiter);

@@ -33,7 +33,7 @@ examples:
     whylate block --table --by process 1
     # a line per request that took 20 ms or longer, as it happens
     whylate block --slower 20ms
-    # its causes too, and who caused most of the delay
+    # also the causes of each, and who caused most of the delay
     whylate block --why 20ms
     # the 5 longest requests of a minute, explained
     whylate block --worst 5 -d 1m")]

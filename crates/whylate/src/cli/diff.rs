@@ -26,10 +26,10 @@ use crate::store::times::{Given, given};
 
 /// Show what differs between two recordings, or between two spans of one
 ///
-/// It compares who makes others late, what is late and how often, rates and latencies of each series, and where threads
-/// wait. A row is shown if a Mann-Whitney U test over blocks of time finds a difference; its variance is corrected for
-/// autocorrelation, and the Benjamini-Hochberg procedure limits the false discovery rate to 5 %. Rows
-/// with too little data are not tested. What has grown comes first.
+/// It compares who makes others late, what is late and how often, rates and latencies of each series, and where
+/// threads wait. A row is shown if a Mann-Whitney U test over blocks of time finds a difference. The test's variance
+/// is corrected for autocorrelation, and the Benjamini-Hochberg procedure limits the false discovery rate to 5 %. Rows
+/// with too little data are not tested. Increases come first.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 examples:
@@ -47,7 +47,7 @@ pub struct Arguments {
     /// First recording
     #[arg(value_name = "BEFORE")]
     file: PathBuf,
-    /// Second recording (omit for spans of BEFORE)
+    /// Second recording (omit to compare spans of BEFORE)
     #[arg(value_name = "AFTER")]
     other: Option<PathBuf>,
     /// Compare the spans before and after this time
@@ -62,7 +62,7 @@ pub struct Arguments {
     /// Also show rows that do not differ or have too little data
     #[arg(long)]
     all: bool,
-    /// One JSON object
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
     /// Also print the statistical test and its parameters

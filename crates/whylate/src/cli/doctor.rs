@@ -20,8 +20,8 @@ use crate::render::text::{doctor, doctor_json, own_cost};
 
 /// Show what this kernel can do, source by source, and what would enable more
 ///
-/// Changes nothing and needs no privileges: what it cannot find out is shown as unknown, with the reason. With --cost
-/// it measures as the overview does, which needs root.
+/// It changes nothing and needs no privileges. What it cannot find out is shown as unknown, with the reason. With
+/// --cost, it measures as the overview does, which needs root.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 examples:
@@ -32,7 +32,8 @@ examples:
     # what whylate itself costs on this machine
     whylate doctor --cost")]
 pub struct Arguments {
-    /// Measure with all sources for DURATION, and show what that costs by event [default: 5s]
+    /// Show the CPU time that whylate itself takes, by kernel event, while all sources measure for DURATION [default:
+    /// 5s]
     #[arg(
         long,
         value_name = "DURATION",
@@ -41,7 +42,7 @@ pub struct Arguments {
         default_missing_value = "5s"
     )]
     cost: Option<u64>,
-    /// Write one JSON object on one line.
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
 }

@@ -20,7 +20,7 @@ pub const LATE: u8 = 4;
 pub const STATUSES: [(&str, &str); 5] = [
     ("0", "Success."),
     ("1", "Failure, or nothing to show: no data in that span, or nothing that matches."),
-    ("2", "Usage error, or a process, CPU, disk, cgroup, user or file that is named does not exist."),
+    ("2", "Usage error, or the named process, CPU, disk, cgroup, user or file does not exist."),
     ("3", "Not permitted, or not supported by this kernel."),
     ("4", "With --fail-if-late: something was late."),
 ];

@@ -17,7 +17,8 @@ use crate::store::play::Recording;
 
 /// Export a recording to Perfetto, SQL engines and spreadsheets
 ///
-/// A recording can be queried as it is, too: it is JSON lines in zstd frames. docs/sql.md has queries for both.
+/// SQL engines can also read a recording itself: it is JSON lines in zstd frames. docs/sql.md has queries for
+/// recordings and for tables.
 #[derive(Debug, Args)]
 #[command(override_usage = "whylate export FILE -o OUT [-o OUT]...")]
 #[command(after_help = "\
@@ -40,8 +41,8 @@ pub struct Arguments {
     file: PathBuf,
     #[command(flatten)]
     within: Within,
-    /// Write late events, their causes, and counters; its extension sets the format: .perfetto-trace for a trace,
-    /// .parquet/ or .csv/ for a directory of tables
+    /// Write late events, their causes, and counters to OUT; its extension sets the format: .perfetto-trace for a
+    /// trace, .parquet/ or .csv/ for a directory of tables
     #[arg(short, long, value_name = "OUT", required_unless_present_any = ["perfetto", "parquet", "csv"])]
     output: Vec<PathBuf>,
     /// Write Parquet tables to date=YYYY-MM-DD/host=NAME/ below the directory; recordings of many hosts can share it.

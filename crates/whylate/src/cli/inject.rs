@@ -30,8 +30,8 @@ enum What {
     /// Turns the interrupts of one CPU off for a known time.
     ///
     /// A BPF program does it (`bpf_local_irq_save`, Linux 6.14 and later), in a thread named whylate-irqsoff.
-    /// In that time the CPU takes no interrupt and runs nothing else: no timer fires there, and no thread is woken.
-    /// Another CPU that needs an answer from it, to flush a TLB for instance, waits as well.
+    /// For this time, the CPU takes no interrupt and runs nothing else: no timer fires there, and no thread is woken.
+    /// Another CPU that needs an answer from this one, to flush a TLB for instance, waits as well.
     ///
     /// Only one CPU is disturbed at a time (a second `whylate inject` is refused), so that the other CPUs can go on.
     #[command(after_help = "\
@@ -40,23 +40,23 @@ examples:
     whylate inject irqs-off
     # 100 shorter ones, on CPU 1
     whylate inject irqs-off --for 500us --times 100 --cpu 1
-    # for a program to compare
+    # as JSON, for a script
     whylate inject irqs-off --json")]
     IrqsOff(disturbance::Common),
     /// Turns preemption off on one CPU for a known time.
     ///
     /// A BPF program does it (`bpf_preempt_disable`, Linux 6.10 and later), in a thread named whylate-preempt.
-    /// Interrupts are still served, but no other thread is switched in, however urgent. In a non-preemptible kernel, all
-    /// kernel code behaves like this anyway.
+    /// Interrupts are still served, but no other thread is switched in, however urgent. In a non-preemptible kernel,
+    /// all kernel code behaves like this anyway.
     ///
     /// Only one CPU is disturbed at a time (a second `whylate inject` is refused), so that the other CPUs can go on.
     #[command(after_help = "\
 examples:
     # 5 times 10 ms, one every 200 ms, on the current CPU
     whylate inject preempt-off
-    # for `whylate irqsoff --preempt` beside it
+    # while `whylate irqsoff --preempt` runs in another terminal
     whylate inject preempt-off --for 2ms --times 100 --cpu 1
-    # for a program to compare
+    # as JSON, for a script
     whylate inject preempt-off --json")]
     PreemptOff(disturbance::Common),
     /// Keeps one CPU in a softirq for a known time.
@@ -71,7 +71,7 @@ examples:
     whylate inject softirq
     # 100 shorter ones, on CPU 1
     whylate inject softirq --for 2ms --times 100 --cpu 1
-    # for a program to compare
+    # as JSON, for a script
     whylate inject softirq --json")]
     Softirq(disturbance::Common),
     Hog(disturbance::HogArguments),

@@ -31,7 +31,7 @@ examples:
     whylate irqsoff --histogram
     # a line each time that interrupts are off for 5 ms or longer
     whylate irqsoff --slower 5ms
-    # what ran on the CPU in that time, too
+    # also what ran on the CPU in that time
     whylate irqsoff --why 5ms
     # and which pod or service kept interrupts off the longest
     whylate irqsoff --why 5ms --rank-by cgroup -d 1m
@@ -54,19 +54,19 @@ pub struct Arguments {
     /// Print a histogram of lengths per culprit
     #[arg(long)]
     pub(crate) histogram: bool,
-    /// Print each time that interrupts are off this long or longer, as it happens (e.g. 5ms)
+    /// Print each time that interrupts are off for at least this long, as it happens (e.g. 5ms)
     #[arg(long, value_name = "LENGTH", value_parser = duration_ns)]
     slower: Option<u64>,
     #[command(flatten)]
     explain: Explain,
     #[command(flatten)]
     rank: Rank,
-    /// Period of the timer of each CPU (e.g. 500us). Shorter sections are only seen
-    /// by chance, and lengths are accurate to one period [default: 1ms, or 2, 5 or 10 ms where a timer's interrupts
-    /// would take more than 0.6 % of a CPU]
+    /// Period of the timer of each CPU (e.g. 500us). Times with interrupts off that are shorter are only seen by
+    /// chance, and lengths are accurate to one period [default: 1ms, or 2, 5 or 10 ms where a timer's interrupts would
+    /// take more than 0.6 % of a CPU]
     #[arg(long, value_name = "PERIOD", value_parser = period)]
     period: Option<u64>,
-    /// Leave out what is shorter than this
+    /// Leave out lengths shorter than this
     #[arg(long, alias = "from", value_name = "LENGTH", value_parser = duration_ns, default_value = "100us")]
     min: u64,
     /// Print how late every hrtimer is, by its function and CPU, with missed periods and the run time of the function

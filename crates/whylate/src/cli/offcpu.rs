@@ -47,13 +47,13 @@ examples:
     whylate offcpu --blocked 10s
     # what keeps processes in uninterruptible sleep
     whylate offcpu --state D --kernel-threads no -d 1m
-    # what each wait of 5 ms or longer was for, too
+    # also what each wait of 5 ms or longer was for
     whylate offcpu --why 5ms -d 10s
-    # and who each was waiting for, in turn, as a flame graph
+    # the chains of these waits, from thread to thread, as a flame graph
     whylate offcpu --why 5ms -d 10s -o chain.svg
     # the 5 longest waits of a minute, explained
     whylate offcpu --worst 5 -d 1m
-    # the stack of who ended each wait, by tracing every switch
+    # the stack of the thread that ended each wait; traces every switch
     whylate offcpu --wakers -d 10s -o woken.svg
     # with rules of your own, such as: lock my_mutex_lock
     whylate offcpu --flat --classes waits.txt -d 10s
@@ -75,8 +75,8 @@ pub struct Arguments {
     /// End after this time (e.g. 10s, 5m, 1h)
     #[arg(short, long, value_parser = duration_ns)]
     duration: Option<u64>,
-    /// Write to a file; its extension sets the format: .svg, .folded, .pb.gz, .speedscope.json, .json, or .whylate for a
-    /// recording
+    /// Write to a file; its extension sets the format: .svg, .folded, .pb.gz, .speedscope.json, .json, or .whylate for
+    /// a recording
     ///
     /// With --why, .svg and .folded have the chains of the explained waits: where each thread waited, which thread
     /// ended that wait, where that thread waited in turn, and so on to what took the time; widths are parts of the
@@ -98,10 +98,10 @@ pub struct Arguments {
     /// Only while in one of these states, in the letters of ps(1): R, S, D, I, T, t, P; F for frozen
     #[arg(long, value_name = "LETTERS", value_parser = states)]
     state: Option<String>,
-    /// The kernel's own threads
+    /// Whether the kernel's own threads are shown
     #[arg(long, value_enum, default_value_t = Kernel::Yes)]
     kernel_threads: Kernel,
-    /// Kernel frames only
+    /// Leave out user frames
     #[arg(long)]
     no_user: bool,
     /// Keep only this many innermost frames of each stack
@@ -136,8 +136,8 @@ pub struct Arguments {
     /// ended
     #[arg(long, requires = "why")]
     idle: bool,
-    /// Print the threads that have waited for at least this long (e.g. 10s), what each waits for, and its holder or peer
-    /// if known; then exit
+    /// Print the threads that have waited for at least this long (e.g. 10s), what each waits for, and its holder or
+    /// peer if known; then exit
     #[arg(long, value_name = "DURATION", value_parser = duration_ns, conflicts_with_all = ["output", "duration"])]
     blocked: Option<u64>,
     /// Compare two profiles (folded or JSON): what waits more, and what less
@@ -147,7 +147,7 @@ pub struct Arguments {
     explain: Explain,
     #[command(flatten)]
     rank: Rank,
-    /// One JSON object
+    /// Print one JSON object
     #[arg(long, conflicts_with = "flat")]
     json: bool,
     #[command(flatten)]
@@ -165,7 +165,7 @@ pub struct Arguments {
 const LONG_WAITS: &str = "Explain every wait of THRESHOLD or more (e.g. 5ms): what ran on the CPU, or which thread ended the wait and what it did until then";
 /// Help text of `--worst`.
 const WORST_WAITS: &str =
-    "Print and draw only the N longest waits; without --why, of those of 20ms or longer [default: print 10, draw all]";
+    "Print and draw only the N longest waits; without --why, only if 20ms or longer [default: print 10, draw all]";
 /// Default number of longest waits that are shown.
 const WORST: usize = 10;
 

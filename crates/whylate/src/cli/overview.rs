@@ -56,7 +56,7 @@ pub struct Arguments {
     rank: Rank,
     #[command(flatten)]
     own: OwnCpus,
-    /// One JSON object
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
     #[command(flatten)]

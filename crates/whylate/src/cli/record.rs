@@ -37,8 +37,8 @@ const FLIGHTS: &str = "whylate-recordings";
 
 /// Record what all sources measure, with the causes of late events, for `whylate replay`
 ///
-/// Every second (--every), the snapshot and late events of each source are written. A recording stays readable however it ends. Only
-/// its owner can read it; it has names of processes and functions, and no command lines.
+/// Every second (--every), whylate writes the snapshot and the late events of each source. A recording stays readable
+/// however it ends. Only its owner can read it. It has names of processes and functions, but no command lines.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 examples:
@@ -48,7 +48,7 @@ examples:
     whylate record -o web1.whylate --why 10ms
     # until stopped, in a directory kept within these limits
     whylate record -o /var/log/whylate/ --keep 7d --max-size 2G
-    # a file of the last 15 minutes whenever something is that late
+    # a file of the last 15 minutes whenever a latency reaches 100 ms
     whylate record --ring 15m --on-late 100ms
     # show what was recorded
     whylate replay web1.whylate")]

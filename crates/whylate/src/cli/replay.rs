@@ -12,9 +12,9 @@ use crate::cli::arguments::Within;
 use crate::say::quoted;
 use crate::store::play::Recording;
 
-/// Show a recording as if it were live, as the overview or any other command
+/// Show a recording in the overview or any other command, as if it were live
 ///
-/// Times are in this system's time zone unless they name another one (TZ=UTC shows all in UTC).
+/// Times are in this system's time zone unless they are given with another one (TZ=UTC shows all in UTC).
 #[derive(Debug, Args)]
 #[command(after_help = "\
 examples:

@@ -35,8 +35,9 @@ const EVERY: Duration = Duration::from_secs(1);
 
 /// Write a self-contained HTML report on a recording or this machine
 ///
-/// The file needs no network, no server and no whylate. It shows when something was late, what it was, who made it late, and the stacks
-/// that prove it. Drag over its timeline to see one span. The snapshots are inside, and can be saved as a recording again.
+/// The file opens without a network, a server or whylate. It shows when something was late, what it was, who made it
+/// late, and the stacks that prove it. Drag over its timeline to see one span. It contains the snapshots, which can be
+/// saved as a recording again.
 #[derive(Debug, Args)]
 #[command(mut_arg("cpus", |cpus| cpus.conflicts_with("file")))]
 #[command(mut_arg("from", |from| from.requires("file")), mut_arg("to", |to| to.requires("file")), mut_arg("at", |at| at.requires("file")))]
@@ -66,7 +67,7 @@ pub struct Arguments {
     within: Within,
     #[command(flatten)]
     rank: Rank,
-    /// With FILE: also show this recording, and what differs in it
+    /// With FILE: also show this recording, and what differs between the two
     #[arg(long, value_name = "FILE2", requires = "file")]
     diff: Option<PathBuf>,
 }

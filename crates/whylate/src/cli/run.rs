@@ -54,9 +54,9 @@ const NOT_EXECUTABLE: u8 = 126;
 examples:
     # what the build waited for
     whylate run -- make -j4
-    # the path as a flame graph, too
+    # also the path as a flame graph
     whylate run -o build.svg -- make
-    # a tree of the processes on the path, too
+    # also a tree of the processes on the path
     whylate run --tree -- ./test.sh
     # run it as yourself
     sudo whylate run --user \"$USER\" -- make

@@ -41,8 +41,9 @@ const FAILED: u8 = 1;
 
 /// Prove on this machine that the figures are right
 ///
-/// Causes known delays (work items, disabled interrupts, softirqs, a real-time thread that hogs a CPU, sleeping
-/// threads, an io_uring submission thread, disk reads), and checks what each source reports and which culprit it names.
+/// The self-test causes known delays (work items, disabled interrupts, softirqs, a real-time thread that hogs a CPU,
+/// sleeping threads, an io_uring submission thread, disk reads), and checks what each source reports and which culprit
+/// it names.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 examples:
@@ -60,7 +61,7 @@ pub struct Arguments {
     /// Check only these sources, e.g. wq,offcpu
     #[arg(long, value_name = "SOURCES", value_delimiter = ',', value_parser = source)]
     sources: Vec<String>,
-    /// One JSON object
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
     /// Be the process of threads that sleep

@@ -34,9 +34,9 @@ use crate::store::play::Recording;
 
 /// Export latencies and their culprits to Prometheus
 ///
-/// Counters are at /metrics, as text and as protobuf with native histograms. /debug/pprof/offcpu?seconds=N is a profile of where
-/// threads wait, /debug/report?seconds=N a report. Only this machine can connect unless --listen says otherwise; names of processes
-/// and cgroups are in the metrics.
+/// Counters are at /metrics, as text and as protobuf with native histograms. /debug/pprof/offcpu?seconds=N makes a
+/// profile of where threads wait, and /debug/report?seconds=N makes a report. The metrics have names of processes and
+/// cgroups. Only this machine can connect unless --listen says otherwise.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 examples:
@@ -200,7 +200,7 @@ fn replay(
     drive(&mut replay, &mut exporter)?;
     replay.finish()?;
     // The last metrics stay.
-    say!("whylate: the recording has ended, and its last metrics stay");
+    say!("whylate: the recording has ended; its last metrics are still served");
     if let Some(Replayed { watch, is_over: false, .. }) = exporter.replayed.take() {
         watch.until(end)?;
     }

@@ -33,9 +33,9 @@ examples:
     whylate sqpoll 1 10
     # the threads of one process
     whylate sqpoll -p 1234 1
-    # what ran on the CPU each time that one waited 1 ms or longer for it
+    # what ran on the CPU while a thread waited for it for 1 ms or longer
     whylate sqpoll --why 1ms
-    # how busy one is at different numbers of requests in flight
+    # how busy a thread is at different numbers of requests in flight
     whylate sqpoll sweep --filename /dev/nvme0n1")]
 pub struct Arguments {
     #[command(subcommand)]
@@ -43,8 +43,8 @@ pub struct Arguments {
     /// Only threads of this process
     #[arg(short, long, value_parser = pid)]
     pid: Option<u32>,
-    /// Measure work at the entry and exit of the functions that do it, where the kernel allows programs there.
-    /// Attaching and detaching wait until each submission thread of this host has slept once
+    /// Measure work at the entry and exit of the functions that do it, if the kernel allows BPF programs there.
+    /// Measuring starts and ends only after each submission thread of this host has slept once
     #[arg(long)]
     precise: bool,
     #[command(flatten)]

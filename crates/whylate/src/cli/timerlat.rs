@@ -114,7 +114,7 @@ struct Common {
     /// Print only a summary at the end, as hist does anyway
     #[arg(short, long)]
     quiet: bool,
-    /// Automatic: sets -i, -T and -s to this latency, and -t (us)
+    /// Set -i, -T and -s to this latency (us), and enable -t
     #[arg(short, long, value_name = "LATENCY", value_parser = us)]
     auto: Option<u64>,
     /// Time from one activation to the next, 100 us to 1 s (us)
@@ -126,7 +126,7 @@ struct Common {
     /// Stop at this IRQ latency (us)
     #[arg(short, long, value_name = "LATENCY", value_parser = us)]
     irq: Option<u64>,
-    /// Stop at this thread latency, or return-to-user latency (us)
+    /// Stop at this thread or return-to-user latency (us)
     #[arg(short = 'T', long, value_name = "LATENCY", value_parser = us)]
     thread: Option<u64>,
     /// Show the stack that the timer interrupted if the thread latency is at least this (us)
@@ -161,8 +161,8 @@ struct Common {
     /// Print debug information
     #[arg(short = 'D', long)]
     debug: bool,
-    /// Save a trace when a threshold is hit: the tracer's, or without the tracer the latest activations, with what ran
-    /// on the CPU during the late ones
+    /// Save a trace when a threshold is hit: that of the kernel's tracer, or, without the tracer, the latest
+    /// activations and what ran on the CPU during late ones
     #[arg(short, long, value_name = "FILE", num_args = 0..=1, default_missing_value = TRACE_FILE)]
     trace: Option<PathBuf>,
     #[command(flatten)]
@@ -197,7 +197,7 @@ struct Common {
     /// At the end: trace[,file=FILE], signal,num=N,pid=PID, or shell,command=COMMAND
     #[arg(long, value_name = "ACTION")]
     on_end: Vec<Action>,
-    /// Of rtla; refused
+    /// An option of rtla that is refused
     #[arg(long, value_name = "FILE", hide = true)]
     bpf_action: Option<PathBuf>,
     /// Percentiles of each latency to p99.9999, raw and corrected for missed periods
@@ -209,12 +209,12 @@ struct Common {
     /// Explain each activation with at least this latency as it happens, without stopping (e.g. 200us)
     #[arg(long, value_name = "LATENCY", group = "explained", value_parser = duration_ns)]
     why: Option<u64>,
-    /// One JSON object a line: each second, or of everything at the end (hist, and top -q)
+    /// Print one JSON object per line: each second, or only at the end (hist, and top -q)
     #[arg(long)]
     json: bool,
     #[command(flatten)]
     verbosity: Verbosity,
-    /// Exit with status 4 if a thread's latency was over --why, or without --why was 5ms or longer
+    /// Exit with status 4 if a thread's latency reached --why if it is given, otherwise 5ms
     #[arg(long)]
     fail_if_late: bool,
     /// Also record to this file (.whylate), for `whylate replay`

@@ -35,7 +35,7 @@ examples:
     whylate wq -w vmstat_update
     # a line per item that waited 10 ms or longer, as it happens
     whylate wq --slower 10ms
-    # what made each of them wait, and who caused most of it
+    # also the causes of each, and who caused most of the delay
     whylate wq --why 10ms
     # the 5 longest waits of a minute, explained
     whylate wq --worst 5 -d 1m
@@ -58,7 +58,7 @@ pub struct Arguments {
     explain: Explain,
     #[command(flatten)]
     rank: Rank,
-    /// With --slower or --why: the kernel stack that queued the item
+    /// With --slower or --why: also print the kernel stack that queued the item
     #[arg(long, requires = "late")]
     stack: bool,
     #[command(flatten)]
@@ -67,7 +67,7 @@ pub struct Arguments {
     verbosity: Verbosity,
     #[command(flatten)]
     record: Record,
-    /// Where the start of an item is taken: fentry, tracepoint, or auto for the best that works
+    /// How the start of an item is detected: fentry, tracepoint, or auto for the best that works
     #[arg(long, value_name = "BACKEND", default_value = "auto")]
     backend: String,
 }
@@ -158,7 +158,7 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<u8> {
     })?;
     if let (Some(handler), false) = (&arguments.work, seen_any) {
         let why = match symbols::is_kernel_function(handler) {
-            Some(false) => " (the kernel has no function of that name)",
+            Some(false) => " (the kernel has no function with this name)",
             _ => "",
         };
         say!("whylate: no work item of {} was seen{why}", printable(handler));

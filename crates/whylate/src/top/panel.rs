@@ -374,16 +374,16 @@ mod tests {
 
     #[test]
     fn parentheses_are_whole_or_left_out() {
-        let who = "thread whylate-measure (whylate itself) (2 of that name)";
+        let who = "thread whylate-measure (whylate itself) (2 threads)";
         for (columns, shown) in [
-            (55, "thread why..e-measure (whylate itself) (2 of that name)"),
-            (40, "whylate itself (2 of that name)"),
-            (30, "whylate itself"),
+            (50, "thread why..e-measure (whylate itself) (2 threads)"),
+            (40, "whylate itself (2 threads)"),
+            (25, "whylate itself"),
             (5, "whyla"),
         ] {
             assert_eq!(cut(who, columns), shown);
         }
-        let who = "thread dd (2 of that name)";
-        assert_eq!([cut(who, 26), cut(who, 25)], [who, "thread dd"]);
+        let who = "thread dd (2 threads)";
+        assert_eq!([cut(who, 21), cut(who, 20)], [who, "thread dd"]);
     }
 }

@@ -415,7 +415,7 @@ fn groups_culprits_by_thread_name() {
     let chosen = state.view().choice(&state.view().panels[0]).key;
     wq.late = (2..65).map(|number| late(10, "vmstat_update", vec![dd(number)])).collect();
     add(&mut state, vec![Line::Snapshot(Box::new(wq))]);
-    assert_eq!(first(&state), "thread dd (64 of that name)");
+    assert_eq!(first(&state), "thread dd (64 threads)");
     assert_eq!(state.view().choice(&state.view().panels[0]).key, chosen);
     press(&mut state, "\n");
     let panels = &state.view().panels;
@@ -466,7 +466,7 @@ fn groups_sleeping_culprits_by_thread_name() {
     let text = |state: &State, panel: usize, row: usize, cell: usize| {
         state.view().panels[panel].rows()[row].cells[cell].text()
     };
-    assert_eq!(text(&state, 0, 0, 3), "wl-copy sleeping (2 of that name)");
+    assert_eq!(text(&state, 0, 0, 3), "wl-copy sleeping (2 threads)");
     assert_eq!(text(&state, 0, 1, 3), "timeout in poll (curl:7)");
     assert!([0, 1, 2].map(|row| text(&state, 2, row, 4)).contains(&"wl-copy:5837 sleeping".to_owned()));
     press(&mut state, "\n");

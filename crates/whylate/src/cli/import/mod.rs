@@ -21,8 +21,8 @@ use crate::cli::{UsageError, existing};
 
 /// Show what another tool has recorded: traces or stacks
 ///
-/// The format is recognized: text of ftrace (trace, trace_pipe, latency traces), trace-cmd report, perf script and
-/// procstat -ka, /proc/PID/stack, and folded stacks, also from mails, web pages and logs.
+/// whylate recognizes the format: text of ftrace (trace, trace_pipe, latency traces), trace-cmd report, perf script,
+/// procstat -ka, /proc/PID/stack or folded stacks, also if it was pasted from mails, web pages or logs.
 #[derive(Debug, Args)]
 #[command(
     mut_arg("verbose", |verbose| verbose.help("Print all rows, all long waits, and lost events by reason (traces only)")),

@@ -22,7 +22,7 @@ use crate::json::write_line;
 /// It reads an unnamed temporary file with direct I/O, so each read is one disk request. With --hogs,
 /// threads named whylate-hog keep the disk busy with 512 KiB writes.
 ///
-/// With --loop, the file becomes a loop device for as long as this runs, and no other process sends it requests. With
+/// With --loop, the file is a loop device until the command ends, and no other process sends it requests. With
 /// --limit, the reading thread (with cgroup v2, the whole process) is in a cgroup /whylate-inject-PID; the kernel
 /// throttles its reads (io.max, or blkio.throttle with cgroup v1). Both need root.
 #[derive(Debug, Args)]
@@ -34,9 +34,9 @@ examples:
     whylate inject block --hogs 16
     # throttle to 20 reads a second: about 50 ms each on average
     whylate inject block --limit 20
-    # on a loop device, for `whylate block --disk loop0` beside it
+    # on a loop device, to be watched with `whylate block --disk loop0`
     whylate inject block --loop --limit 20
-    # for a program to compare
+    # as JSON, for a script
     whylate inject block --json")]
 pub struct Arguments {
     /// Number of blocks of 4 KiB to read.
@@ -51,7 +51,7 @@ pub struct Arguments {
     /// Read from a temporary loop device backed by the file, not from the disk that has the file.
     #[arg(long = "loop")]
     is_loop: bool,
-    /// Throttle to this many reads a second, by a cgroup of its own.
+    /// Throttle to this many reads a second, with a cgroup for this purpose.
     #[arg(long = "limit", value_name = "IOPS", value_parser = clap::value_parser!(u32).range(1..))]
     reads_a_second: Option<u32>,
     /// Directory for the file (default: the first of /var/tmp, /tmp and the current one that is on a disk).

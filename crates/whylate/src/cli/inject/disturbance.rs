@@ -28,10 +28,10 @@ pub struct Common {
     /// Number of disturbances.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=MAX_TIMES))]
     times: u64,
-    /// From the start of one to the start of the next, at least twice as long as one is.
+    /// Time from the start of one disturbance to the start of the next, at least twice its length.
     #[arg(long = "every", value_name = "DURATION", default_value = "200ms", value_parser = duration_ns)]
     every_ns: u64,
-    /// Disturb this CPU, and not the current one.
+    /// Disturb this CPU instead of the current one.
     #[arg(long, value_name = "N")]
     cpu: Option<u32>,
     /// Print one JSON object on one line, at the end.

@@ -20,8 +20,8 @@ const POLLED_EVERY: Duration = Duration::from_millis(20);
 
 /// Keeps an io_uring submission thread busy for a known share of the time.
 ///
-/// Requests read random bytes, which the thread itself generates. The share of work is the time in which requests are
-/// outstanding, as the application sees it, less what the thread waited for a CPU.
+/// Requests read random bytes, which the thread itself generates. The share of work is the time in which the
+/// application sees requests outstanding, minus the time for which the thread waited for a CPU.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 examples:
@@ -38,10 +38,10 @@ pub struct Arguments {
     /// Duration of the load.
     #[arg(long = "for", value_name = "DURATION", default_value = "10s", value_parser = duration_ns)]
     length_ns: u64,
-    /// From the start of one batch of requests to the start of the next.
+    /// Time from the start of one batch of requests to the start of the next.
     #[arg(long = "every", value_name = "DURATION", default_value = "10ms", value_parser = duration_ns)]
     every_ns: u64,
-    /// sq_thread_idle: how long the thread spins before it sleeps.
+    /// How long the thread spins before it sleeps (sq_thread_idle).
     #[arg(long = "idle", value_name = "DURATION", default_value = "2s", value_parser = duration_ns)]
     idle_ns: u64,
     /// Rings that share the thread.

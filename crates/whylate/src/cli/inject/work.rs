@@ -15,7 +15,7 @@ use crate::cli::UsageError;
 use crate::cli::values::duration_ns;
 use crate::json::write_line;
 
-/// Queues known work items; their handler is `bpf_wq_work`.
+/// Queues work items that run for a known time; their handler is `bpf_wq_work`.
 ///
 /// No kernel module is needed: a BPF program queues them all on one CPU (Linux 6.10 and later). An item that keeps the
 /// CPU busy delays those behind it: of one batch with --busy 5ms the first item waits 0 ms, the second 5 ms, the third
@@ -25,19 +25,19 @@ use crate::json::write_line;
 #[derive(Debug, Args)]
 #[command(after_help = "\
 examples:
-    # 10,000 in one go, after 8 s to start a tool
+    # 10,000 at once, after 8 s in which you can start a tool
     whylate inject work --items 10000 --delay 8s
     # the same on a busy machine
     whylate inject work --items 10000 --delay 8s --load
-    # these wait 0, 5, 10 ... 95 ms
+    # 20 items, which wait for 0, 5, 10 ... 95 ms
     whylate inject work --items 20 --busy 5ms --cpu 1
-    # for a program to compare
+    # as JSON, for a script
     whylate inject work --items 100 --json")]
 pub struct Arguments {
     /// Number of items to run.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=work::MAX_ITEMS))]
     items: u64,
-    /// At most this many wait at the same time; the rest follow in batches, a millisecond apart.
+    /// Queue at most this many items at once; the rest follow in batches, a millisecond apart.
     #[arg(long, value_name = "N", default_value_t = work::MAX_AT_ONCE, value_parser = clap::value_parser!(u64).range(1..=work::MAX_AT_ONCE))]
     at_once: u64,
     /// Wait this long before queueing (default: not at all).
@@ -46,7 +46,7 @@ pub struct Arguments {
     /// Each item keeps its CPU busy this long, 50ms at most (default: not at all).
     #[arg(long, value_name = "DURATION", value_parser = busy_ns)]
     busy: Option<u64>,
-    /// Queue on this CPU, and not on the current one.
+    /// Queue on this CPU instead of the current one.
     #[arg(long, value_name = "N")]
     cpu: Option<u32>,
     /// Also keep every CPU busy with a thread of normal priority.

@@ -132,7 +132,7 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<u8> {
     let has_none = snapshot.stacks.is_empty() && snapshot.late.is_empty();
     show(arguments, snapshot, gathering, form)?;
     if has_none && arguments.blocked.is_none() {
-        say!("whylate: no such thread was off CPU (see names and cgroups with ps -eo pid,comm,cgroup)");
+        say!("whylate: no matching thread was off its CPU (see names and cgroups with ps -eo pid,comm,cgroup)");
         return Ok(FAILURE);
     }
     Ok(arguments.explain.status(is_late))

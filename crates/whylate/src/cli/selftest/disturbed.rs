@@ -74,7 +74,7 @@ fn timer(
         let longest_ns = length_ns + setup.apart_ns + stolen_ns;
         (length_ns.saturating_sub(PERIOD_NS + setup.apart_ns)..=longest_ns).contains(&event.latency_ns)
     };
-    let check = Check::new(TIMERLAT.name, source.backend, injected, "waits of the known length");
+    let check = Check::new(TIMERLAT.name, source.backend, injected, "waits of injected length");
     Ok(vec![seen.judge(check, is_within, cause, |event, is_known| first_of(event, is_known).is_some_and(&is_true))])
 }
 
@@ -95,7 +95,7 @@ pub(super) fn windows(setup: &Setup<'_>) -> Result<Vec<Check>, AttachError> {
         bounds.end() - bounds.start() <= PERIOD_NS + setup.apart_ns && bounds.contains(&length_ns)
     };
     let is_right = |event: &LateEvent, _| event.labels.get("function").is_some_and(|function| function == ENABLES);
-    let check = Check::new(IRQSOFF.name, source.backend, IRQS_OFF, "windows within their bounds");
+    let check = Check::new(IRQSOFF.name, source.backend, IRQS_OFF, "sections within bounds");
     Ok(vec![seen.judge(check, is_within, ENABLES, is_right)])
 }
 

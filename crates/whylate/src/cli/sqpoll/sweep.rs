@@ -62,7 +62,7 @@ pub struct Arguments {
     /// Read or write.
     #[arg(long, value_enum, default_value_t = Direction::Read)]
     rw: Direction,
-    /// Duration of the trial of each number of requests.
+    /// Duration of each trial.
     #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = duration_ns)]
     runtime: u64,
     /// Time for which the thread spins before it sleeps, in milliseconds.
@@ -80,7 +80,7 @@ pub struct Arguments {
     /// Write to an existing file or block device: its contents are lost.
     #[arg(long)]
     destroy_what_is_there: bool,
-    /// Print one JSON object a line per number of requests.
+    /// Print one JSON object per line, for each number of requests.
     #[arg(long)]
     json: bool,
 }

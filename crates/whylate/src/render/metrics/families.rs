@@ -146,7 +146,7 @@ fn waits(all: &mut Families, totals: &Totals) {
     all.family(
         "whylate_unexplained_seconds_total",
         Type::Counter,
-        "Total of the latencies over the limit that came too fast to be explained; part of whylate_late_seconds_total.",
+        "Total of the latencies over the limit that were too many to explain; part of whylate_late_seconds_total.",
     );
     measured().for_each(|(source, of)| all.counter(&[("source", source)], seconds(of.unexplained.1)));
 }
@@ -201,7 +201,7 @@ fn about(all: &mut Families, totals: &Totals, own: &Own) {
     all.family(
         "whylate_series_overflow_total",
         Type::Counter,
-        "Number of delays added to the series of the others, as at most 100 series are shown.",
+        "Number of delays added to the series of the others, because at most 100 series are shown.",
     );
     for (metric, beyond) in
         [("whylate_caused_seconds", totals.caused.beyond()), ("whylate_stalled_seconds", totals.pairs.beyond())]

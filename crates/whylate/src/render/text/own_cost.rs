@@ -50,11 +50,11 @@ pub fn write(cost: &OwnCost, columns: Option<usize>, out: &mut impl Write) -> io
     }
     writeln!(out)?;
     let counting = match empty_ns {
-        0 => "The time of counting, some 50 ns a run, is in these figures.".to_owned(),
-        ns => format!("Without the {ns} ns that counting takes in each run, as an empty program shows."),
+        0 => "The figures include the time for counting, some 50 ns a run.".to_owned(),
+        ns => format!("The figures exclude the time for counting: {ns} ns a run, measured with an empty program."),
     };
     let note = format!(
-        "{counting} {} did not run. An event gets slower by more than its programs run: by calls and cache misses too.",
+        "{counting} {} did not run. Besides the run time of its programs, calls and cache misses slow an event down.",
         counted(*idle_programs as u64, "program")
     );
     for line in wrapped(&note, columns.unwrap_or(NOTE_COLUMNS)) {
@@ -122,9 +122,9 @@ mod tests {
              0.500     50000  100ns   sched_switch
              0.010      1000  100ns   each_thread (in the process)
 
-        Without the 50 ns that counting takes in each run, as an empty program shows. 1
-        program did not run. An event gets slower by more than its programs run: by
-        calls and cache misses too.
+        The figures exclude the time for counting: 50 ns a run, measured with an empty
+        program. 1 program did not run. Besides the run time of its programs, calls and
+        cache misses slow an event down.
         ");
         assert_eq!(object(&cost)["programs"][0]["net_ns"], 10_000_000);
     }

@@ -71,7 +71,7 @@ mod tests {
                 0.31,
                 0.02,
             ),
-            Check::new("timerlat", "bpf", "a softirq", "waits of the known length")
+            Check::new("timerlat", "bpf", "a softirq", "waits of injected length")
                 .compare(Unit::Count, 20.0, 0.0, 1.0)
                 .blames("softirq hrtimer", 0, 20),
             Check::skipped("irqsoff", "interrupts off", "this kernel has none\u{1b}".to_owned()),

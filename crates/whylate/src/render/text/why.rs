@@ -114,14 +114,12 @@ pub fn write_shares(
 /// Returns the share of the late time that has causes; `None` if all of it has.
 pub fn unexplained(unexplained: &Unexplained, explained_ns: u64, event: &str) -> Option<String> {
     let percent = unexplained.explained_percent(explained_ns)?;
-    let (more, ns) = (counted(unexplained.events, &format!("late {event}")), format_ns(unexplained.total_ns));
+    let more = if explained_ns == 0 { "" } else { "more " };
+    let (events, ns) = (counted(unexplained.events, &format!("{more}late {event}")), format_ns(unexplained.total_ns));
+    let unexplained = format!("{events} ({ns} in total) were too many to explain.");
     Some(match explained_ns {
-        0 => format!("{more} ({ns} in total) came too fast to be explained."),
-        _ => {
-            format!(
-                "That is {percent:.1}% of the late time: {more} more ({ns} in total) came too fast to be explained."
-            )
-        }
+        0 => unexplained,
+        _ => format!("That is {percent:.1}% of the late time: {unexplained}"),
     })
 }
 
@@ -176,7 +174,7 @@ pub fn culprit_label(of: &Culprit) -> String {
 
 /// Renders the number of threads merged into a culprit by name; empty without merging.
 pub fn how_many(of: &Culprit) -> String {
-    if of.alike > 0 { format!(" ({} of that name)", of.alike) } else { String::new() }
+    if of.alike > 0 { format!(" ({} threads)", of.alike) } else { String::new() }
 }
 
 /// Renders a culprit from its kind and name.
@@ -282,14 +280,15 @@ mod tests {
         let text = ranked(&one, 15_000);
         assert!(
             text.starts_with(
-                "1 late item waited 5.00us in total. That is 25.0% of the late time: 3 late items more (15.0us in total) \
-                 came too fast to be explained.\nWho caused it:\n    100.0%"
+                "1 late item waited 5.00us in total. That is 25.0% of the late time: 3 more late items (15.0us in total) \
+                 were too many to explain.\nWho caused it:\n    100.0%"
             ),
             "{text}"
         );
         // Rounding does not turn nearly all into 100 %.
         assert!(ranked(&one, 1).contains("That is 99.9% of"));
-        assert_eq!(ranked(&[], 15_000), "3 late items (15.0us in total) came too fast to be explained.\n");
+        let none = "3 late items (15.0us in total) were too many to explain.\n";
+        assert_eq!(ranked(&[], 15_000), none);
     }
 
     #[test]

@@ -124,8 +124,8 @@ pub fn panels(window: &Window, kind: CauseKind, who: &ActorName, columns: usize)
 
 /// Lists the threads of that name or in that cgroup, a row each.
 fn alike(window: &Window, kind: CauseKind, threads: BTreeMap<&ActorName, Delays>) -> Panel {
-    let what = if window.rank_by == By::Cgroup { "in that cgroup" } else { "of that name" };
-    let title = format!("{} {what}", threads.len());
+    let what = if window.rank_by == By::Cgroup { "in this cgroup" } else { "with this name" };
+    let title = format!("{} threads {what}", threads.len());
     let all_ns = threads.values().fold(0_u64, |all, of| all.saturating_add(of.total_ns));
     let mut order: Vec<_> = threads.into_iter().collect();
     order.sort_by_key(|(_, of)| Reverse(of.total_ns));

@@ -18,8 +18,8 @@ pub fn line(programs: &Programs, of: &HeldUpProgram) -> String {
     let (percent, span) = (of.share(programs.covered_ns) * 100.0, format_span(programs.covered_ns));
     let waits = why::counted(latency.count(), "wait");
     let (who, p50) = (printable(of.program()), format_ns(latency.printed_quantile_ns(0.5)));
-    let others = if of.others > 0 { format!(" and {} more of that name", of.others) } else { String::new() };
-    format!("{who}{others} held up {percent:.0}% of {span} ({waits}, p50 {p50}) by {}", by(programs, of))
+    let others = if of.others > 0 { format!(" (and {} more with this name)", of.others) } else { String::new() };
+    format!("{who}{others} was held up for {percent:.0}% of {span} ({waits}, p50 {p50}) by {}", by(programs, of))
 }
 
 /// Renders the culprits, calls and objects of a held-up program.
@@ -91,7 +91,7 @@ mod tests {
         let mut programs = Programs { covered_ns: 10_000_000_000, held_up: vec![of], ..Programs::default() };
         let text = line(&programs, &programs.held_up[0]);
         let by = "thread indexer:812 running, flock file /var/lib/app/lock";
-        assert_eq!(text, format!("service:17097 held up 52% of 10.0s (89 waits, p50 49.0ms) by {by}"));
+        assert_eq!(text, format!("service:17097 was held up for 52% of 10.0s (89 waits, p50 49.0ms) by {by}"));
         let run_queue = HeldUpPart {
             by: HeldUpBy::RunQueue,
             via: None,
@@ -105,6 +105,7 @@ mod tests {
         programs.held_up[0].others = 2;
         let text = line(&programs, &programs.held_up[0]);
         let also = "and by thread true (300 runs/s, started by spawner:812)";
-        assert!(text.starts_with("service:17097 and 2 more of that name held up ") && text.ends_with(also), "{text}");
+        let starts = "service:17097 (and 2 more with this name) was held up for ";
+        assert!(text.starts_with(starts) && text.ends_with(also), "{text}");
     }
 }

@@ -119,8 +119,8 @@ fn ranking_has_explained_share() {
     let mut wq = headline("wq", true);
     wq.unexplained = Unexplained { events: 40, total_ns: 3_000_000 };
     let look = Overview { sources: vec![wq], culprits: vec![culprit], ..Overview::default() };
-    let expected = "100% of the explained delay: thread hog:7.\n\nCULPRITS, 1.00ms in total\nThat is 25.0% of the late time: 40 late \
-                    events more (3.00ms in total) came too fast to be explained.\n";
+    let expected = "100% of the explained delay: thread hog:7.\n\nCULPRITS, 1.00ms in total\nThat is 25.0% of the late time: 40 more \
+                    late events (3.00ms in total) were too many to explain.\n";
     let text = rendered(&look, None, false);
     assert!(text.contains(expected), "{text}");
 }
