@@ -24,7 +24,7 @@ use anyhow::Context as _;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use whylate_sources::kernel::credentials::keep_capabilities;
-use whylate_sources::kernel::memory::Memory;
+use whylate_sources::kernel::memory::{Memory, limit_kept};
 
 #[global_allocator]
 static MEMORY: Memory = Memory;
@@ -38,6 +38,7 @@ fn allow_descriptors() {
 }
 
 fn main() -> ExitCode {
+    limit_kept();
     let cli = match cli::parser::parse() {
         Ok(cli) => cli,
         Err(refusal) => return cli::refuse(&refusal),

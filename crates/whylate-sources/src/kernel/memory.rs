@@ -35,6 +35,22 @@ unsafe impl GlobalAlloc for Memory {
     }
 }
 
+/// Size from which each allocation has its own mapping, and free memory at the end of the heap that the C library keeps, in
+/// bytes.
+const MAPPED_FROM: libc::c_int = 1 << 20;
+const KEPT_AT_END: libc::c_int = 2 << 20;
+
+/// Keeps the C library from raising its thresholds: after one large buffer, such as a library's unwind table, it would keep
+/// tens of megabytes for the next one.
+pub fn limit_kept() {
+    // SAFETY: the function changes only when the allocator returns memory.
+    #[cfg(target_env = "gnu")]
+    unsafe {
+        libc::mallopt(libc::M_MMAP_THRESHOLD, MAPPED_FROM);
+        libc::mallopt(libc::M_TRIM_THRESHOLD, KEPT_AT_END);
+    }
+}
+
 /// Returns freed memory to the system. Bursts of late events leave a heap of many times what is in use, which the C
 /// library would keep.
 pub fn release_freed() {
