@@ -76,6 +76,7 @@ int BPF_PROG(on_block_split, struct bio *part)
 {
 	u64 bio = (u64)part->bi_private, now_ns, arrival_ns;
 
+	part = untrusted(struct bio, part);
 	if (!enabled || (wanted_device && !is_wanted(part->bi_bdev->bd_disk)))
 		return 0;
 	/* A split by device mapper is not chained to the original bio: bi_private is the submitter's. */
@@ -124,8 +125,13 @@ int BPF_PROG(on_block_bio_frontmerge, struct bio *bio)
 SEC("?tp_btf/block_io_start")
 int BPF_PROG(on_block_io_start, struct request *request)
 {
-	if (enabled && (!wanted_device || wanted_device == device_of(request)))
-		request_starts(request, false);
+	struct read_first first;
+
+	if (!enabled)
+		return 0;
+	first = read_first(request, bpf_get_current_task_btf());
+	if (!wanted_device || wanted_device == first.device)
+		request_starts(request, &first, false);
 	return 0;
 }
 
@@ -143,6 +149,15 @@ int BPF_PROG(on_block_getrq, struct bio *bio)
 	return 0;
 }
 
+/* The start of a request that its program sees after branches. */
+static __always_inline void late_request_starts(const struct request *request, bool is_issued)
+{
+	const struct task_struct *task = bpf_get_current_task_btf();
+	struct read_first first = read_first(untrusted(struct request, request), untrusted(struct task_struct, task));
+
+	request_starts(request, &first, is_issued);
+}
+
 /* Replaces on_block_io_start(), together with on_block_rq_issue(): fires for requests that are not issued directly. */
 SEC("?tp_btf/block_rq_insert")
 int BPF_PROG(on_block_rq_insert, struct request *request)
@@ -157,7 +172,7 @@ int BPF_PROG(on_block_rq_insert, struct request *request)
 	tracked = slot == NO_SLOT ? NULL : request_in(slot);
 	/* If it was issued and not requeued, the completion of an earlier request was not seen. */
 	if (!tracked || tracked->issued_ns)
-		request_starts(request, false);
+		late_request_starts(request, false);
 	return 0;
 }
 
@@ -175,7 +190,7 @@ int BPF_PROG(on_block_rq_issue, struct request *request)
 	/* If it was issued and not requeued, an earlier completion was not seen; not so if each start of a request is seen. */
 	if (starts_by_bio || is_of_block_layer(request)) {
 		if (!tracked || tracked->issued_ns) {
-			request_starts(request, true);
+			late_request_starts(request, true);
 			return 0;
 		}
 	} else if (!tracked) {
@@ -316,7 +331,7 @@ static __always_inline void request_completes(struct request_set *set, u32 slot,
 /* A driver that ends a request with the last of its parts (multipath) ends it again when nothing is left of it. */
 static __always_inline bool is_empty(const struct request *request, u32 bytes)
 {
-	return !bytes && !request->bio && !is_command(request) && !has_flush(request->cmd_flags);
+	return !bytes && !untrusted(struct request, request)->bio && !is_command(request) && !has_flush(request->cmd_flags);
 }
 
 /* Fires for each completed part, before waiters are woken. `error` is a blk_status_t. */
