@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use libbpf_rs::skel::{OpenSkel, SkelBuilder};
+use libbpf_rs::skel::SkelBuilder;
 use libbpf_rs::{Link, ProgramMut};
 use whylate_model::snapshot::Unexplained;
 use whylate_model::{LateEvent, Snapshot};
@@ -20,7 +20,7 @@ use super::skel::types::{done_request, lost_reason, series_key, series_limits, s
 use super::skel::{BlockSkel, BlockSkelBuilder, OpenBlockSkel};
 use super::{BlockOptions, By, FEXIT, INFO, INSERT};
 use crate::cpu_account::{Account, Timers, Wakeups};
-use crate::kernel::attach::{self, Meter};
+use crate::kernel::attach::{self, Loading, Meter};
 use crate::kernel::cpus;
 use crate::kernel::mapped::MappedArray;
 use crate::kernel::percpu::PreemptCount;
@@ -79,25 +79,54 @@ pub(super) struct AttachedBlock {
     meter: Meter,
 }
 
+/// The BPF object, which is being loaded before the source is attached.
+pub(super) struct LoadingBlock {
+    backend: &'static str,
+    loading: Loading<BlockSkel<'static>>,
+}
+
+impl LoadingBlock {
+    pub(super) fn begin(options: &BlockOptions, backend: &'static str) -> std::io::Result<Self> {
+        let options = options.clone();
+        Ok(LoadingBlock { backend, loading: Loading::begin(move || load_programs(&options, backend))? })
+    }
+}
+
+fn possible_cpus() -> Result<u32, AttachError> {
+    Ok(cpus::highest_possible().context("cannot list the CPUs")? + 1)
+}
+
+/// Returns the size of the ring of completed requests of each CPU.
+fn done_by(cpus: u32) -> u32 {
+    (MAX_DONE / cpus).max(MIN_DONE_PER_CPU).next_power_of_two()
+}
+
+fn load_programs(options: &BlockOptions, backend: &str) -> Result<BlockSkel<'static>, AttachError> {
+    let mut open = BlockSkelBuilder::default().open(attach::open_object())?;
+    configure(&mut open, options, backend)?;
+    if options.explain_over_ns.is_some() {
+        let cpus = possible_cpus()?;
+        open.maps.count_by_cpu.set_max_entries(cpus)?;
+        open.maps.done_by_position.set_max_entries(cpus * done_by(cpus))?;
+        open.maps.rodata_data.as_mut().context("the BPF object has no settings")?.done_by_cpu = done_by(cpus);
+    }
+    Ok(attach::load(open)?)
+}
+
 impl AttachedBlock {
     pub(super) fn new(options: &BlockOptions, session: &Session, backend: &'static str) -> Result<Self, AttachError> {
-        let cpus = cpus::highest_possible().context("cannot list the CPUs")? + 1;
-        let done_by_cpu = (MAX_DONE / cpus).max(MIN_DONE_PER_CPU).next_power_of_two();
+        let cpus = possible_cpus()?;
         let load = || Account::load(session.account(), Timers::Heartbeats, Wakeups::ForLater);
         let mut account = options.explain_over_ns.map(|_| load()).transpose()?;
-        let mut open = BlockSkelBuilder::default().open(attach::open_object())?;
-        configure(&mut open, options, backend)?;
-        if options.explain_over_ns.is_some() {
-            open.maps.count_by_cpu.set_max_entries(cpus)?;
-            open.maps.done_by_position.set_max_entries(cpus * done_by_cpu)?;
-            open.maps.rodata_data.as_mut().context("the BPF object has no settings")?.done_by_cpu = done_by_cpu;
-        }
-        let mut skeleton = open.load()?;
+        let mut skeleton = match session.take_prepared().filter(|of: &LoadingBlock| of.backend == backend) {
+            Some(LoadingBlock { loading, .. }) => loading.wait()?,
+            None => load_programs(options, backend)?,
+        };
         let counts = SeriesCounts::new(&skeleton, options.by, series_limit(options))?;
         let lost = MappedArray::new(skeleton.maps.lost_by_reason.as_fd(), LOST.len(), size_of::<u64>())
             .context("cannot map the counts of lost events")?;
         let recorded =
-            options.explain_over_ns.map(|_| RecordedRequests::new(&skeleton, cpus, done_by_cpu)).transpose()?;
+            options.explain_over_ns.map(|_| RecordedRequests::new(&skeleton, cpus, done_by(cpus))).transpose()?;
         let has_late = options.late_over_ns.or(options.explain_over_ns).is_some();
         let records = has_late.then(|| Records::new(&skeleton.maps.late_requests)).transpose()?;
         // Attached first: its interrupt programs then run before those of this source, and have earlier timestamps.
