@@ -16,7 +16,7 @@ use whylate_model::{LateEvent, Snapshot};
 use super::gather::SeriesCounts;
 use super::late::{self, Cpus, KEEP_NS, RecordedRequests};
 use super::names::{RequestNames, number_of};
-use super::skel::types::{done_request, lost_reason, series_key, series_limits, signaled_by};
+use super::skel::types::{done_request, lost_reason, request_limits, series_key, series_limits, signaled_by};
 use super::skel::{BlockSkel, BlockSkelBuilder, OpenBlockSkel};
 use super::{BlockOptions, By, FEXIT, INFO, INSERT};
 use crate::cpu_account::{Account, Timers, Wakeups};
@@ -32,8 +32,11 @@ use crate::source::{AttachError, Attached};
 /// Total size of the rings of completed requests, and the minimum per CPU.
 const MAX_DONE: u32 = 1 << 16;
 const MIN_DONE_PER_CPU: u32 = 1 << 9;
-/// Pages of histogram buckets per series: six per phase.
+/// Pages of histogram buckets per series: six per phase, and eight for the latency alone.
 const PAGES_PER_SERIES: u32 = 32;
+const PAGES_WITHOUT_PHASES: u32 = 8;
+/// Bits of the number of sets of requests in progress on one CPU.
+const SET_BITS_OF_ONE_CPU: u32 = 10;
 
 /// Time that explaining late events may take per call, while the caller waits for the events.
 const BUDGET: Duration = Duration::from_millis(50);
@@ -176,13 +179,18 @@ fn configure(open: &mut OpenBlockSkel<'_>, options: &BlockOptions, backend: &str
         By::Cgroup => series_key::BY_CGROUP,
     };
     settings.series_limit = series_limit(options);
-    settings.page_limit = settings.series_limit.saturating_mul(PAGES_PER_SERIES).min(settings.page_limit);
+    let pages = if options.phases { PAGES_PER_SERIES } else { PAGES_WITHOUT_PHASES };
+    settings.page_limit = settings.series_limit.saturating_mul(pages).min(settings.page_limit);
+    settings.set_bits = set_bits_for(possible_cpus()?);
+    open.maps.set_by_hash.set_max_entries(1 << settings.set_bits)?;
+    open.maps.request_by_slot.set_max_entries(request_limits::SLOTS_PER_SET.0 << settings.set_bits)?;
     open.maps.bucket_pages.set_max_entries(settings.page_limit)?;
     open.maps.series_by_id.set_max_entries(settings.series_limit)?;
     open.maps.series_by_key.set_max_entries(settings.series_limit)?;
     settings.own_process = options.leave_out.unwrap_or(0);
     settings.has_bio_devices = has_devices_without_requests();
     settings.sees_throttling = backend == FEXIT;
+    open.maps.held_by_bio.set_autocreate(settings.sees_throttling)?;
     settings.starts_by_bio = backend == INSERT;
     let over_ns = options.late_over_ns.into_iter().chain(options.explain_over_ns).min();
     settings.late_over_ns = over_ns.unwrap_or(0);
@@ -210,6 +218,11 @@ fn configure(open: &mut OpenBlockSkel<'_>, options: &BlockOptions, backend: &str
     programs.on_softirq_entry.set_autoload(options.phases);
     programs.on_softirq_exit.set_autoload(options.phases);
     Ok(())
+}
+
+/// Returns the bits of the number of sets of requests in progress: a device has queues for each CPU.
+fn set_bits_for(cpus: u32) -> u32 {
+    (SET_BITS_OF_ONE_CPU + cpus.next_power_of_two().ilog2()).min(request_limits::SET_BITS.0)
 }
 
 /// Returns the size of the table of series.

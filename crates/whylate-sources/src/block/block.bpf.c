@@ -20,6 +20,7 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
 /* Always empty: puts the types that user space shares into the skeleton. */
 struct {
 	struct done_request done_request;
+	struct kept_request kept_request;
 	struct block_key block_key;
 	enum lost_reason lost_reason;
 	enum request_flag request_flag;
@@ -277,19 +278,32 @@ static __always_inline void keep_done_request(const struct block_request *reques
 {
 	u32 cpu = bpf_get_smp_processor_id(), index;
 	u64 *count = bpf_map_lookup_elem(&count_by_cpu, &cpu), position;
-	struct done_request *done;
+	const struct request_facts *facts = &request->facts;
+	struct kept_request *kept;
 
 	/* There is an element for each CPU. */
 	if (!count)
 		return;
 	position = __sync_fetch_and_add(count, 1);
 	index = cpu * done_by_cpu + (position & (done_by_cpu - 1));
-	done = bpf_map_lookup_elem(&done_by_position, &index);
-	if (!done)
+	kept = bpf_map_lookup_elem(&done_by_position, &index);
+	if (!kept)
 		return;
-	store_in_order(&done->position, ~position);
-	fill(done, request, end);
-	store_in_order(&done->position, position);
+	store_in_order(&kept->position, ~position);
+	kept->request = request->request;
+	kept->issued_ns = request->issued_ns;
+	kept->signaled_ns = end->signaled_ns;
+	kept->completed_ns = end->now_ns;
+	kept->cgroup = facts->cgroup;
+	kept->handler = facts->handler;
+	kept->device = facts->device;
+	kept->tid = facts->tid;
+	kept->pid = facts->pid;
+	kept->flags = facts->flags;
+	kept->operation = facts->operation;
+	kept->is_of_block_layer = request->is_of_block_layer;
+	__builtin_memcpy(kept->comm, facts->comm, sizeof(kept->comm));
+	store_in_order(&kept->position, position);
 }
 
 static __always_inline void report(const struct block_request *request, const struct end *end)
@@ -300,7 +314,6 @@ static __always_inline void report(const struct block_request *request, const st
 		lose(LOST_LATE_EVENTS);
 		return;
 	}
-	late->position = 0;
 	fill(late, request, end);
 	bpf_ringbuf_submit(late, 0);
 }

@@ -16,7 +16,7 @@ enum request_limits {
 	SET_WAYS = WAYS,
 	/* Of a set; a word for each, and one more, make a cache line. */
 	SLOTS_PER_SET = 8,
-	/* 28,672 requests; at a quarter of that, one in a hundred thousand finds its set full. */
+	/* At most 28,672 requests; at a quarter of that, one in a hundred thousand finds its set full. */
 	SLOTS = SETS * SLOTS_PER_SET,
 	NO_SLOT = SLOTS,
 	BIO_BITS = 14,
@@ -24,6 +24,9 @@ enum request_limits {
 	/* include/linux/blk_types.h: requests from here on are passthrough commands of drivers and programs, not I/O. */
 	REQ_OP_DRV_IN = 34,
 };
+
+/* Log2 of the number of sets; user space reduces it if there are few CPUs. */
+const volatile u32 set_bits = SET_BITS;
 
 struct request_set {
 	u64 requests[WAYS];
@@ -62,7 +65,7 @@ struct {
 	__uint(max_entries, 1);
 	__uint(map_flags, BPF_F_MMAPABLE);
 	__type(key, u32);
-	__type(value, struct done_request);
+	__type(value, struct kept_request);
 } done_by_position SEC(".maps");
 
 /* A bio that limits of its cgroup hold back: the thread that releases it is not its submitter. */
@@ -154,7 +157,7 @@ static __always_inline u64 bio_arrival_ns(u64 bio, u64 now_ns, bool is_taken)
 /* Slot of the request; NO_SLOT if it is not tracked. */
 static __always_inline u32 slot_of(u64 request, struct request_set **set)
 {
-	u32 index = hash_of(low_half(request), SET_BITS), way;
+	u32 index = hash_of(low_half(request), set_bits), way;
 
 	*set = bpf_map_lookup_elem(&set_by_hash, &index);
 	if (!*set)
@@ -167,7 +170,7 @@ static __always_inline u32 take_slot(u64 request, struct request_set *set)
 {
 	u32 way = claim_way(set->requests, request);
 
-	return way == WAYS ? NO_SLOT : hash_of(low_half(request), SET_BITS) * SLOTS_PER_SET + way;
+	return way == WAYS ? NO_SLOT : hash_of(low_half(request), set_bits) * SLOTS_PER_SET + way;
 }
 
 static __always_inline struct block_request *request_in(u32 slot)
