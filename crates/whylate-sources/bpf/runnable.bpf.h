@@ -108,8 +108,8 @@ static __always_inline struct runnable_wait *begin_runnable_wait(struct task_str
 	late->in_iowait = 0;
 	late->role = role_of(task);
 	late->handler = late->role == ROLE_WORKER ? handler_of_worker(task) : 0;
-	late->cgroup = cgroup_number_of(task);
-	bpf_core_read(late->process, sizeof(late->process), &task->group_leader->comm);
+	late->cgroup = cgroup_number_of(untrusted(struct task_struct, task));
+	bpf_core_read(late->process, sizeof(late->process), &untrusted(struct task_struct, task)->group_leader->comm);
 	bpf_core_read(late->thread, sizeof(late->thread), &task->comm);
 	return late;
 }

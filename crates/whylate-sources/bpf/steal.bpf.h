@@ -16,10 +16,10 @@ static __always_inline u64 exact_steal_ns(u64 address)
 	return BPF_CORE_READ(steal, steal);
 }
 
-/* Steal time that the run queue of a thread's CPU knew at its last switch or tick. */
-static __always_inline u64 steal_ns_of_queue(const struct task_struct *task)
+/* Steal time that the run queue of a CPU knew at its last switch or tick. */
+static __always_inline u64 steal_ns_of_queue(const struct cfs_rq *queue)
 {
-	if (!bpf_core_field_exists(task->se.cfs_rq) || !bpf_core_field_exists(struct rq, prev_steal_time_rq))
+	if (!bpf_core_field_exists(struct sched_entity, cfs_rq) || !bpf_core_field_exists(struct rq, prev_steal_time_rq))
 		return 0;
-	return task->se.cfs_rq->rq->prev_steal_time_rq;
+	return queue->rq->prev_steal_time_rq;
 }

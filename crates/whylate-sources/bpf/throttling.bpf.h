@@ -12,6 +12,37 @@ enum throttled_by {
 	THROTTLED_BY_REAL_TIME,
 };
 
+/*
+ * When the quota of a group was first refilled after `since_ns`; 0 without a quota. Global, so that the verifier follows it once and not
+ * at each level; a global function takes the group by its address.
+ */
+__noinline u64 filled_ns_of_group(const u64 *address, u64 since_ns)
+{
+	const struct task_group *group;
+
+	if (!address)
+		return 0;
+	group = (const struct task_group *)*address;
+	return has_quota(group) ? quota_filled_ns(group, since_ns) : 0;
+}
+
+/*
+ * When a quota of the thread's cgroups was first refilled after `since_ns`. 0 without a quota. With several quotas, the latest of these
+ * times: which of them was exhausted is unknown.
+ */
+static __always_inline u64 cpu_quota_filled_ns(const struct task_struct *task, u64 since_ns)
+{
+	u64 group = (u64)group_for_quota_of(task), filled_ns = 0, group_filled_ns;
+
+	for (u32 level = 0; level < GROUP_LEVELS && group; level++) {
+		group_filled_ns = filled_ns_of_group(&group, since_ns);
+		if (group_filled_ns > filled_ns)
+			filled_ns = group_filled_ns;
+		group = (u64)BPF_CORE_READ((const struct task_group *)group, parent);
+	}
+	return filled_ns;
+}
+
 /* At a switch-out. Real-time throttling is not checked at a wakeup: it costs as much as all the rest there. */
 static __always_inline u32 throttled_by(const struct task_struct *task)
 {

@@ -51,5 +51,5 @@ static __always_inline bool is_wanted(const struct task_struct *task, bool is_ke
 	/* A process has the comm of its first thread. */
 	if (has_wanted_process_name && !is_named(BPF_CORE_READ(task, group_leader), wanted_process_name))
 		return false;
-	return !wanted_cgroup || is_in_wanted_cgroup(cgroup_of(task));
+	return !wanted_cgroup || is_in_wanted_cgroup(cgroup_of(untrusted(struct task_struct, task)));
 }

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use libbpf_rs::skel::{OpenSkel, SkelBuilder};
+use libbpf_rs::skel::SkelBuilder;
 use libbpf_rs::{Link, ProgramMut};
 use whylate_model::snapshot::Unexplained;
 use whylate_model::{LateEvent, Snapshot};
@@ -16,11 +16,11 @@ use whylate_model::{LateEvent, Snapshot};
 use super::gather::SeriesCounts;
 use super::late::{self, Cpus, KEEP_NS, RecordedRequests};
 use super::names::{RequestNames, number_of};
-use super::skel::types::{done_request, lost_reason, series_key, series_limits, signaled_by};
+use super::skel::types::{done_request, lost_reason, request_limits, series_key, series_limits, signaled_by};
 use super::skel::{BlockSkel, BlockSkelBuilder, OpenBlockSkel};
 use super::{BlockOptions, By, FEXIT, INFO, INSERT};
 use crate::cpu_account::{Account, Timers, Wakeups};
-use crate::kernel::attach::{self, Meter};
+use crate::kernel::attach::{self, Loading, Meter};
 use crate::kernel::cpus;
 use crate::kernel::mapped::MappedArray;
 use crate::kernel::percpu::PreemptCount;
@@ -32,8 +32,11 @@ use crate::source::{AttachError, Attached};
 /// Total size of the rings of completed requests, and the minimum per CPU.
 const MAX_DONE: u32 = 1 << 16;
 const MIN_DONE_PER_CPU: u32 = 1 << 9;
-/// Pages of histogram buckets per series: six per phase.
+/// Pages of histogram buckets per series: six per phase, and eight for the latency alone.
 const PAGES_PER_SERIES: u32 = 32;
+const PAGES_WITHOUT_PHASES: u32 = 8;
+/// Bits of the number of sets of requests in progress on one CPU.
+const SET_BITS_OF_ONE_CPU: u32 = 10;
 
 /// Time that explaining late events may take per call, while the caller waits for the events.
 const BUDGET: Duration = Duration::from_millis(50);
@@ -79,25 +82,54 @@ pub(super) struct AttachedBlock {
     meter: Meter,
 }
 
+/// The BPF object, which is being loaded before the source is attached.
+pub(super) struct LoadingBlock {
+    backend: &'static str,
+    loading: Loading<BlockSkel<'static>>,
+}
+
+impl LoadingBlock {
+    pub(super) fn begin(options: &BlockOptions, backend: &'static str) -> std::io::Result<Self> {
+        let options = options.clone();
+        Ok(LoadingBlock { backend, loading: Loading::begin(move || load_programs(&options, backend))? })
+    }
+}
+
+fn possible_cpus() -> Result<u32, AttachError> {
+    Ok(cpus::highest_possible().context("cannot list the CPUs")? + 1)
+}
+
+/// Returns the size of the ring of completed requests of each CPU.
+fn done_by(cpus: u32) -> u32 {
+    (MAX_DONE / cpus).max(MIN_DONE_PER_CPU).next_power_of_two()
+}
+
+fn load_programs(options: &BlockOptions, backend: &str) -> Result<BlockSkel<'static>, AttachError> {
+    let mut open = BlockSkelBuilder::default().open(attach::open_object())?;
+    configure(&mut open, options, backend)?;
+    if options.explain_over_ns.is_some() {
+        let cpus = possible_cpus()?;
+        open.maps.count_by_cpu.set_max_entries(cpus)?;
+        open.maps.done_by_position.set_max_entries(cpus * done_by(cpus))?;
+        open.maps.rodata_data.as_mut().context("the BPF object has no settings")?.done_by_cpu = done_by(cpus);
+    }
+    Ok(attach::load(open)?)
+}
+
 impl AttachedBlock {
     pub(super) fn new(options: &BlockOptions, session: &Session, backend: &'static str) -> Result<Self, AttachError> {
-        let cpus = cpus::highest_possible().context("cannot list the CPUs")? + 1;
-        let done_by_cpu = (MAX_DONE / cpus).max(MIN_DONE_PER_CPU).next_power_of_two();
+        let cpus = possible_cpus()?;
         let load = || Account::load(session.account(), Timers::Heartbeats, Wakeups::ForLater);
         let mut account = options.explain_over_ns.map(|_| load()).transpose()?;
-        let mut open = BlockSkelBuilder::default().open(attach::open_object())?;
-        configure(&mut open, options, backend)?;
-        if options.explain_over_ns.is_some() {
-            open.maps.count_by_cpu.set_max_entries(cpus)?;
-            open.maps.done_by_position.set_max_entries(cpus * done_by_cpu)?;
-            open.maps.rodata_data.as_mut().context("the BPF object has no settings")?.done_by_cpu = done_by_cpu;
-        }
-        let mut skeleton = open.load()?;
+        let mut skeleton = match session.take_prepared().filter(|of: &LoadingBlock| of.backend == backend) {
+            Some(LoadingBlock { loading, .. }) => loading.wait()?,
+            None => load_programs(options, backend)?,
+        };
         let counts = SeriesCounts::new(&skeleton, options.by, series_limit(options))?;
         let lost = MappedArray::new(skeleton.maps.lost_by_reason.as_fd(), LOST.len(), size_of::<u64>())
             .context("cannot map the counts of lost events")?;
         let recorded =
-            options.explain_over_ns.map(|_| RecordedRequests::new(&skeleton, cpus, done_by_cpu)).transpose()?;
+            options.explain_over_ns.map(|_| RecordedRequests::new(&skeleton, cpus, done_by(cpus))).transpose()?;
         let has_late = options.late_over_ns.or(options.explain_over_ns).is_some();
         let records = has_late.then(|| Records::new(&skeleton.maps.late_requests)).transpose()?;
         // Attached first: its interrupt programs then run before those of this source, and have earlier timestamps.
@@ -147,13 +179,18 @@ fn configure(open: &mut OpenBlockSkel<'_>, options: &BlockOptions, backend: &str
         By::Cgroup => series_key::BY_CGROUP,
     };
     settings.series_limit = series_limit(options);
-    settings.page_limit = settings.series_limit.saturating_mul(PAGES_PER_SERIES).min(settings.page_limit);
+    let pages = if options.phases { PAGES_PER_SERIES } else { PAGES_WITHOUT_PHASES };
+    settings.page_limit = settings.series_limit.saturating_mul(pages).min(settings.page_limit);
+    settings.set_bits = set_bits_for(possible_cpus()?);
+    open.maps.set_by_hash.set_max_entries(1 << settings.set_bits)?;
+    open.maps.request_by_slot.set_max_entries(request_limits::SLOTS_PER_SET.0 << settings.set_bits)?;
     open.maps.bucket_pages.set_max_entries(settings.page_limit)?;
     open.maps.series_by_id.set_max_entries(settings.series_limit)?;
     open.maps.series_by_key.set_max_entries(settings.series_limit)?;
     settings.own_process = options.leave_out.unwrap_or(0);
     settings.has_bio_devices = has_devices_without_requests();
     settings.sees_throttling = backend == FEXIT;
+    open.maps.held_by_bio.set_autocreate(settings.sees_throttling)?;
     settings.starts_by_bio = backend == INSERT;
     let over_ns = options.late_over_ns.into_iter().chain(options.explain_over_ns).min();
     settings.late_over_ns = over_ns.unwrap_or(0);
@@ -181,6 +218,11 @@ fn configure(open: &mut OpenBlockSkel<'_>, options: &BlockOptions, backend: &str
     programs.on_softirq_entry.set_autoload(options.phases);
     programs.on_softirq_exit.set_autoload(options.phases);
     Ok(())
+}
+
+/// Returns the bits of the number of sets of requests in progress: a device has queues for each CPU.
+fn set_bits_for(cpus: u32) -> u32 {
+    (SET_BITS_OF_ONE_CPU + cpus.next_power_of_two().ilog2()).min(request_limits::SET_BITS.0)
 }
 
 /// Returns the size of the table of series.

@@ -20,6 +20,7 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
 /* Always empty: puts the types that user space shares into the skeleton. */
 struct {
 	struct done_request done_request;
+	struct kept_request kept_request;
 	struct block_key block_key;
 	enum lost_reason lost_reason;
 	enum request_flag request_flag;
@@ -76,6 +77,7 @@ int BPF_PROG(on_block_split, struct bio *part)
 {
 	u64 bio = (u64)part->bi_private, now_ns, arrival_ns;
 
+	part = untrusted(struct bio, part);
 	if (!enabled || (wanted_device && !is_wanted(part->bi_bdev->bd_disk)))
 		return 0;
 	/* A split by device mapper is not chained to the original bio: bi_private is the submitter's. */
@@ -124,8 +126,13 @@ int BPF_PROG(on_block_bio_frontmerge, struct bio *bio)
 SEC("?tp_btf/block_io_start")
 int BPF_PROG(on_block_io_start, struct request *request)
 {
-	if (enabled && (!wanted_device || wanted_device == device_of(request)))
-		request_starts(request, false);
+	struct read_first first;
+
+	if (!enabled)
+		return 0;
+	first = read_first(request, bpf_get_current_task_btf());
+	if (!wanted_device || wanted_device == first.device)
+		request_starts(request, &first, false);
 	return 0;
 }
 
@@ -143,6 +150,15 @@ int BPF_PROG(on_block_getrq, struct bio *bio)
 	return 0;
 }
 
+/* The start of a request that its program sees after branches. */
+static __always_inline void late_request_starts(const struct request *request, bool is_issued)
+{
+	const struct task_struct *task = bpf_get_current_task_btf();
+	struct read_first first = read_first(untrusted(struct request, request), untrusted(struct task_struct, task));
+
+	request_starts(request, &first, is_issued);
+}
+
 /* Replaces on_block_io_start(), together with on_block_rq_issue(): fires for requests that are not issued directly. */
 SEC("?tp_btf/block_rq_insert")
 int BPF_PROG(on_block_rq_insert, struct request *request)
@@ -157,7 +173,7 @@ int BPF_PROG(on_block_rq_insert, struct request *request)
 	tracked = slot == NO_SLOT ? NULL : request_in(slot);
 	/* If it was issued and not requeued, the completion of an earlier request was not seen. */
 	if (!tracked || tracked->issued_ns)
-		request_starts(request, false);
+		late_request_starts(request, false);
 	return 0;
 }
 
@@ -175,7 +191,7 @@ int BPF_PROG(on_block_rq_issue, struct request *request)
 	/* If it was issued and not requeued, an earlier completion was not seen; not so if each start of a request is seen. */
 	if (starts_by_bio || is_of_block_layer(request)) {
 		if (!tracked || tracked->issued_ns) {
-			request_starts(request, true);
+			late_request_starts(request, true);
 			return 0;
 		}
 	} else if (!tracked) {
@@ -262,19 +278,32 @@ static __always_inline void keep_done_request(const struct block_request *reques
 {
 	u32 cpu = bpf_get_smp_processor_id(), index;
 	u64 *count = bpf_map_lookup_elem(&count_by_cpu, &cpu), position;
-	struct done_request *done;
+	const struct request_facts *facts = &request->facts;
+	struct kept_request *kept;
 
 	/* There is an element for each CPU. */
 	if (!count)
 		return;
 	position = __sync_fetch_and_add(count, 1);
 	index = cpu * done_by_cpu + (position & (done_by_cpu - 1));
-	done = bpf_map_lookup_elem(&done_by_position, &index);
-	if (!done)
+	kept = bpf_map_lookup_elem(&done_by_position, &index);
+	if (!kept)
 		return;
-	store_in_order(&done->position, ~position);
-	fill(done, request, end);
-	store_in_order(&done->position, position);
+	store_in_order(&kept->position, ~position);
+	kept->request = request->request;
+	kept->issued_ns = request->issued_ns;
+	kept->signaled_ns = end->signaled_ns;
+	kept->completed_ns = end->now_ns;
+	kept->cgroup = facts->cgroup;
+	kept->handler = facts->handler;
+	kept->device = facts->device;
+	kept->tid = facts->tid;
+	kept->pid = facts->pid;
+	kept->flags = facts->flags;
+	kept->operation = facts->operation;
+	kept->is_of_block_layer = request->is_of_block_layer;
+	__builtin_memcpy(kept->comm, facts->comm, sizeof(kept->comm));
+	store_in_order(&kept->position, position);
 }
 
 static __always_inline void report(const struct block_request *request, const struct end *end)
@@ -285,7 +314,6 @@ static __always_inline void report(const struct block_request *request, const st
 		lose(LOST_LATE_EVENTS);
 		return;
 	}
-	late->position = 0;
 	fill(late, request, end);
 	bpf_ringbuf_submit(late, 0);
 }
@@ -316,7 +344,7 @@ static __always_inline void request_completes(struct request_set *set, u32 slot,
 /* A driver that ends a request with the last of its parts (multipath) ends it again when nothing is left of it. */
 static __always_inline bool is_empty(const struct request *request, u32 bytes)
 {
-	return !bytes && !request->bio && !is_command(request) && !has_flush(request->cmd_flags);
+	return !bytes && !untrusted(struct request, request)->bio && !is_command(request) && !has_flush(request->cmd_flags);
 }
 
 /* Fires for each completed part, before waiters are woken. `error` is a blk_status_t. */

@@ -14,7 +14,7 @@ use whylate_model::{Labels, LateEvent, Occupancy, thread};
 use super::names::{RequestNames, error_name, flags, operation_name, plural};
 use super::skel::BlockSkel;
 use super::skel::types::{
-    block_request, done_request, operation, request_facts, request_flag, request_limits, signaled_by,
+    block_request, done_request, kept_request, operation, request_facts, request_flag, request_limits, signaled_by,
 };
 use crate::kernel::attach::{self, PlainData};
 use crate::kernel::clock;
@@ -24,6 +24,9 @@ use crate::source::AttachError;
 // SAFETY: integers and arrays of integers only.
 #[allow(unsafe_code)]
 unsafe impl PlainData for done_request {}
+// SAFETY: integers and arrays of integers only.
+#[allow(unsafe_code)]
+unsafe impl PlainData for kept_request {}
 // SAFETY: integers and arrays of integers only.
 #[allow(unsafe_code)]
 unsafe impl PlainData for block_request {}
@@ -116,7 +119,7 @@ impl RecordedRequests {
         use libbpf_rs::MapCore as _;
         let maps = &skeleton.maps;
         let done =
-            MappedArray::new(maps.done_by_position.as_fd(), (cpus * done_by_cpu) as usize, size_of::<done_request>());
+            MappedArray::new(maps.done_by_position.as_fd(), (cpus * done_by_cpu) as usize, size_of::<kept_request>());
         let counts = MappedArray::new(maps.count_by_cpu.as_fd(), cpus as usize, size_of::<u64>());
         let slots = maps.request_by_slot.max_entries() as usize;
         let present = MappedArray::new(maps.request_by_slot.as_fd(), slots, size_of::<block_request>());
@@ -152,17 +155,17 @@ impl RecordedRequests {
             }
             for position in *read..written {
                 let index = cpu * self.done_by_cpu + position as usize % self.done_by_cpu;
-                let has = || self.done.u64_at(index, offset_of!(done_request, position)).load(Acquire);
+                let has = || self.done.u64_at(index, offset_of!(kept_request, position)).load(Acquire);
                 let seen = has();
                 if seen == !position || (seen < position) {
                     // A CPU is writing this entry, or about to: the next reading continues here.
                     until = position;
                     break;
                 }
-                let one: Option<done_request> = if has() == position { self.done.copy(index) } else { None };
+                let one: Option<kept_request> = if has() == position { self.done.copy(index) } else { None };
                 fence(Acquire);
                 match one.filter(|one| has() == position && one.completed_ns != 0) {
-                    Some(one) => new.push(one),
+                    Some(one) => new.push(completed(&one)),
                     // The entry was overwritten by a newer one.
                     None => {
                         self.lost += 1;
@@ -322,6 +325,29 @@ impl RecordedRequests {
         event.causes = request_causes(&evidence);
         event.evidence = keep_evidence.then(|| Box::new(evidence.into()));
     }
+}
+
+/// Returns a completed request with what is kept of it.
+fn completed(kept: &kept_request) -> done_request {
+    let facts = request_facts {
+        cgroup: kept.cgroup,
+        handler: kept.handler,
+        device: kept.device,
+        tid: kept.tid,
+        pid: kept.pid,
+        operation: kept.operation.into(),
+        flags: kept.flags.into(),
+        comm: kept.comm,
+        ..request_facts::default()
+    };
+    let request = block_request {
+        request: kept.request,
+        issued_ns: kept.issued_ns,
+        is_of_block_layer: kept.is_of_block_layer.into(),
+        facts,
+        ..block_request::default()
+    };
+    done_request { request, signaled_ns: kept.signaled_ns, completed_ns: kept.completed_ns, ..done_request::default() }
 }
 
 /// Maximum age of a completed request when a late one is explained: longer waits have causes of this time only.

@@ -14,7 +14,8 @@ pub use names::disk_of;
 
 use crate::source::session::Session;
 use crate::source::{
-    AttachError, Attached, BackendInfo, CommonOptions, MapKind, Measuring, Need, Source, SourceInfo, first_that_works,
+    AttachError, Attached, BackendInfo, CommonOptions, MapKind, Measuring, Need, Source, SourceInfo, first_candidate,
+    first_that_works,
 };
 
 #[allow(missing_docs, unsafe_code, clippy::all, clippy::unwrap_used, clippy::undocumented_unsafe_blocks)]
@@ -112,6 +113,11 @@ impl Source for BlockOptions {
             (self.by, self.phases) = (By::Process, true);
         }
         self.leave_out = Some(std::process::id());
+    }
+
+    fn prepare(&self, session: &Session) {
+        let Some(backend) = first_candidate(self, self.backend.as_deref(), session) else { return };
+        attached::LoadingBlock::begin(self, backend).into_iter().for_each(|loading| session.keep_prepared(loading));
     }
 
     fn attach(&self, session: &Session) -> Result<Measuring, AttachError> {

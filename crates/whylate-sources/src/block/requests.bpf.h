@@ -16,7 +16,7 @@ enum request_limits {
 	SET_WAYS = WAYS,
 	/* Of a set; a word for each, and one more, make a cache line. */
 	SLOTS_PER_SET = 8,
-	/* 28,672 requests; at a quarter of that, one in a hundred thousand finds its set full. */
+	/* At most 28,672 requests; at a quarter of that, one in a hundred thousand finds its set full. */
 	SLOTS = SETS * SLOTS_PER_SET,
 	NO_SLOT = SLOTS,
 	BIO_BITS = 14,
@@ -24,6 +24,9 @@ enum request_limits {
 	/* include/linux/blk_types.h: requests from here on are passthrough commands of drivers and programs, not I/O. */
 	REQ_OP_DRV_IN = 34,
 };
+
+/* Log2 of the number of sets; user space reduces it if there are few CPUs. */
+const volatile u32 set_bits = SET_BITS;
 
 struct request_set {
 	u64 requests[WAYS];
@@ -62,7 +65,7 @@ struct {
 	__uint(max_entries, 1);
 	__uint(map_flags, BPF_F_MMAPABLE);
 	__type(key, u32);
-	__type(value, struct done_request);
+	__type(value, struct kept_request);
 } done_by_position SEC(".maps");
 
 /* A bio that limits of its cgroup hold back: the thread that releases it is not its submitter. */
@@ -154,7 +157,7 @@ static __always_inline u64 bio_arrival_ns(u64 bio, u64 now_ns, bool is_taken)
 /* Slot of the request; NO_SLOT if it is not tracked. */
 static __always_inline u32 slot_of(u64 request, struct request_set **set)
 {
-	u32 index = hash_of(low_half(request), SET_BITS), way;
+	u32 index = hash_of(low_half(request), set_bits), way;
 
 	*set = bpf_map_lookup_elem(&set_by_hash, &index);
 	if (!*set)
@@ -167,7 +170,7 @@ static __always_inline u32 take_slot(u64 request, struct request_set *set)
 {
 	u32 way = claim_way(set->requests, request);
 
-	return way == WAYS ? NO_SLOT : hash_of(low_half(request), SET_BITS) * SLOTS_PER_SET + way;
+	return way == WAYS ? NO_SLOT : hash_of(low_half(request), set_bits) * SLOTS_PER_SET + way;
 }
 
 static __always_inline struct block_request *request_in(u32 slot)
@@ -245,27 +248,51 @@ static __always_inline u32 identity_of(const struct task_struct *task, const cha
 	return ((words[0] * 0x9E3779B97F4A7C15ull ^ words[1]) * 0xC2B2AE3D27D4EB4Full ^ task->start_time) * 0x9E3779B97F4A7C15ull >> 32;
 }
 
-/* Whether an interrupt is running: also by its events, as not every kernel lets programs read the preemption count. */
-static __always_inline bool is_interrupted(const struct task_struct *task)
+/*
+ * Whether an interrupt is running, by the preemption count; also by its events, as not every kernel lets programs read that
+ * count.
+ */
+static __always_inline bool is_interrupted(u32 interrupts)
 {
 	const struct at_interrupt *at = own_interrupt();
 
-	return (at && (at->since_ns || is_in_softirq(at))) || interrupts_here(task);
+	return (at && (at->since_ns || is_in_softirq(at))) || interrupts;
+}
+
+/* What is read through pointers, before branches: see untrusted(). */
+struct read_first {
+	/* The first bio of the request, if any. */
+	const struct bio *bio;
+	u32 device;
+	/* Of the preemption count, if submitters are wanted. */
+	u32 interrupts;
+};
+
+static __always_inline u32 interrupts_of_submitter(const struct task_struct *task)
+{
+	return wants_submitters ? interrupts_here(task) : 0;
+}
+
+static __always_inline struct read_first read_first(const struct request *request, const struct task_struct *task)
+{
+	struct read_first first = { .bio = request->bio, .device = device_of(request), .interrupts = interrupts_of_submitter(task) };
+
+	return first;
 }
 
 /* Sets the current thread as the submitter. */
-static __always_inline void describe_submitter(struct request_facts *facts)
+static __always_inline void describe_submitter(struct request_facts *facts, u32 interrupts)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
 
 	if (!wants_submitters) {
 		facts->pid = own_process ? shown_process(task) : 0;
 		/* Requests of this process are only distinguished from all others. */
-		if (own_process && facts->pid == own_process && is_interrupted(task))
+		if (own_process && facts->pid == own_process && is_interrupted(interrupts_here(untrusted(struct task_struct, task))))
 			facts->pid = 0;
 		return;
 	}
-	if (is_interrupted(task)) {
+	if (is_interrupted(interrupts)) {
 		/* The interrupted thread is not the submitter. */
 		facts->handler = 0;
 		facts->tid = 0;
@@ -284,14 +311,14 @@ static __always_inline void describe_submitter(struct request_facts *facts)
 	if (series_key == BY_THREAD)
 		facts->identity = identity_of(task, facts->comm);
 	if (series_key == BY_PROCESS) {
-		const struct task_struct *leader = task->group_leader;
+		const struct task_struct *leader = untrusted(struct task_struct, task)->group_leader;
 
 		bpf_probe_read_kernel(facts->process, sizeof(facts->process), leader->comm);
 		facts->identity = identity_of(leader, facts->process);
 	}
 }
 
-static __always_inline void describe(struct request_facts *facts, const struct request *request)
+static __always_inline void describe(struct request_facts *facts, const struct request *request, const struct read_first *first)
 {
 	if (late_over_ns) {
 		facts->sector = request->__sector;
@@ -299,9 +326,9 @@ static __always_inline void describe(struct request_facts *facts, const struct r
 	}
 	facts->bytes = request->__data_len;
 	facts->operation = operation_of(request->cmd_flags, request->__data_len);
-	facts->device = device_of(request);
-	facts->cgroup = late_over_ns || series_key == BY_CGROUP ? cgroup_of_bio(request->bio) : 0;
-	describe_submitter(facts);
+	facts->device = first->device;
+	facts->cgroup = late_over_ns || series_key == BY_CGROUP ? cgroup_of_bio(first->bio) : 0;
+	describe_submitter(facts, first->interrupts);
 }
 
 static __always_inline void describe_bio(struct request_facts *facts, const struct bio *bio)
@@ -312,7 +339,7 @@ static __always_inline void describe_bio(struct request_facts *facts, const stru
 	facts->operation = operation_of(bio->bi_opf, bio->bi_iter.bi_size);
 	facts->device = number_of_disk(bio->bi_bdev->bd_disk);
 	facts->cgroup = late_over_ns || series_key == BY_CGROUP ? cgroup_of_bio(bio) : 0;
-	describe_submitter(facts);
+	describe_submitter(facts, interrupts_of_submitter(untrusted(struct task_struct, bpf_get_current_task_btf())));
 }
 
 /* Limits hold back a bio. */
@@ -322,17 +349,19 @@ static __always_inline void bio_is_held(u64 bio)
 	struct held_bio held = {
 		.since_ns = bpf_ktime_get_ns(),
 	};
+	const struct task_struct *leader;
 
-	if (!is_interrupted(task)) {
+	if (!is_interrupted(interrupts_here(untrusted(struct task_struct, task)))) {
 		held.handler = own_handler(task);
 		held.tid = shown_number(task);
 		held.pid = shown_process(task);
 		bpf_get_current_comm(held.comm, sizeof(held.comm));
-		bpf_probe_read_kernel(held.process, sizeof(held.process), task->group_leader->comm);
+		leader = untrusted(struct task_struct, task)->group_leader;
+		bpf_probe_read_kernel(held.process, sizeof(held.process), leader->comm);
 		if (series_key == BY_THREAD)
 			held.identity = identity_of(task, held.comm);
 		else if (series_key == BY_PROCESS)
-			held.identity = identity_of(task->group_leader, held.process);
+			held.identity = identity_of(leader, held.process);
 	}
 	if (bpf_map_update_elem(&held_by_bio, &bio, &held, BPF_ANY))
 		lose(LOST_HELD_FULL);
@@ -446,19 +475,19 @@ static __always_inline bool is_command(const struct request *request)
 /* The block layer's own request, for the flushes of one or more submitted requests. */
 static __always_inline bool is_of_block_layer(const struct request *request)
 {
-	return (request->cmd_flags & REQ_OP_MASK) == REQ_OP_FLUSH && !request->bio;
+	return (request->cmd_flags & REQ_OP_MASK) == REQ_OP_FLUSH && !untrusted(struct request, request)->bio;
 }
 
-static __always_inline void request_starts(const struct request *request, bool is_issued)
+static __always_inline void request_starts(const struct request *request, const struct read_first *first, bool is_issued)
 {
 	struct block_request *tracked = room_for((u64)request);
-	const struct bio *bio = request->bio;
+	const struct bio *bio = first->bio;
 	u64 now_ns;
 
 	if (!tracked)
 		return;
 	now_ns = bpf_ktime_get_ns();
-	describe(&tracked->facts, request);
+	describe(&tracked->facts, request, first);
 	tracked->allocated_ns = now_ns;
 	tracked->submitted_ns = 0;
 	tracked->released_ns = 0;
@@ -500,7 +529,7 @@ static __always_inline void bio_starts_at(const struct bio *bio, u64 now_ns, u64
 /* A bio-based driver gets the bio at once, and passes parts of it to devices below, or serves it itself. */
 static __always_inline void bio_starts(const struct bio *bio, u64 now_ns)
 {
-	bio_starts_at(bio, now_ns, now_ns);
+	bio_starts_at(untrusted(struct bio, bio), now_ns, now_ns);
 }
 
 /* Slot of a request, by its address or, if only its bio was seen so far, by that of the bio. */

@@ -113,8 +113,6 @@ struct block_request {
 
 /* A completed request. */
 struct done_request {
-	/* Number of requests completed before on that CPU; inverted while the entry is being written. */
-	u64 position;
 	struct block_request request;
 	/* The completion interrupt started, or raised the softirq that completes it; completed_ns if there was none. */
 	u64 signaled_ns;
@@ -125,6 +123,26 @@ struct done_request {
 	/* enum signaled_by, of signaled_ns. */
 	u32 signaled_by;
 	u32 unused;
+};
+
+/* What is kept of a completed request, as a competitor of a late one. */
+struct kept_request {
+	/* Number of requests completed before on that CPU; inverted while the entry is being written. */
+	u64 position;
+	u64 request;
+	u64 issued_ns;
+	u64 signaled_ns;
+	u64 completed_ns;
+	u64 cgroup;
+	u64 handler;
+	u32 device;
+	u32 tid;
+	u32 pid;
+	/* enum request_flag */
+	u16 flags;
+	u8 operation;
+	u8 is_of_block_layer;
+	char comm[COMM_LENGTH];
 };
 
 /* PID of the excluded process in whylate's PID namespace; 0: exclude none. */

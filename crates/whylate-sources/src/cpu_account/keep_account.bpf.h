@@ -79,15 +79,15 @@ static __always_inline void set_tid(struct account *account, const struct task_s
 		account->shown_tid = shown_number(task);
 }
 
-/* Makes the thread the occupant from now on. */
-static __always_inline void enter_thread(struct account *account, const struct task_struct *task)
+/* Makes the thread the occupant from now on; `cgroup` is the number of its cgroup. */
+static __always_inline void enter_thread(struct account *account, const struct task_struct *task, u64 cgroup)
 {
 	account->own_pool = 0;
 	account->handler = 0;
 	account->task = (u64)task;
 	set_tid(account, task);
 	account->kind = task->pid ? OCCUPANT_THREAD : OCCUPANT_IDLE;
-	account->cgroup = cgroup_number_of(task);
+	account->cgroup = cgroup;
 	read_name(account->name, task);
 	if (task->flags & PF_WQ_WORKER)
 		enter_worker(account, task);
@@ -136,17 +136,19 @@ static __always_inline void end_unseen(struct account *account, u32 cpu, u64 swi
 __noinline int find_current(struct account *account, u32 cpu, u64 now_ns)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
+	u64 cgroup;
 
 	if (!account)
 		return 0;
+	cgroup = cgroup_number_of(untrusted(struct task_struct, task));
 	/* The interrupt or softirq above the thread started after the unseen switch. */
 	if (account->in_irq || account->softirq) {
 		account->astray++;
-		enter_thread(account, task);
+		enter_thread(account, task, cgroup);
 		return 0;
 	}
 	end_unseen(account, cpu, unseen_switch_in_ns(account, task, now_ns, false));
-	enter_thread(account, task);
+	enter_thread(account, task, cgroup);
 	return fill_entry_of_current(account, cpu);
 }
 

@@ -67,7 +67,7 @@ static __always_inline u32 interrupts_of(struct account *account)
 	const struct task_struct *current = bpf_get_current_task_btf();
 
 	if (!has_count_in_thread(current) && !account->preempt_count)
-		account->preempt_count = preempt_count_here(current);
+		account->preempt_count = preempt_count_here(untrusted(struct task_struct, current));
 	return interrupts_in(current, account->preempt_count);
 }
 
@@ -339,12 +339,19 @@ static __always_inline u8 short_of_ns(u64 ns)
 	return units < 32 ? units : (doubled + 1) << 5 | (units - 32);
 }
 
-/* Returns for how long a wait that started throttled stayed so, encoded by short_of_ns(). */
-static __noinline u8 throttled_from(struct task_struct *task, u64 since_ns)
+/*
+ * Returns for how long a wait that started throttled stayed so, encoded by short_of_ns(). Global, so that the verifier follows its loops
+ * once; a global function takes the thread by its address.
+ */
+__noinline int throttled_from(const u64 *address, u64 since_ns)
 {
+	const struct task_struct *task;
 	u64 filled_ns;
 
-	if (!task || !may_be_throttled(task))
+	if (!address)
+		return 0;
+	task = (const struct task_struct *)*address;
+	if (BPF_CORE_READ(task, prio) < 100)
 		return 0;
 	filled_ns = cpu_quota_filled_ns(task, since_ns);
 	return filled_ns > since_ns ? short_of_ns(filled_ns - since_ns) : 0;
@@ -416,8 +423,11 @@ static __always_inline void fill_entry(struct account *account, u32 cpu, struct 
 		return;
 	entry->kind = wakeup->entry;
 	entry->woken_ns = wakeup->waits_since_ns;
-	if (wakeup->throttled_by == THROTTLED_BY_QUOTA)
-		entry->throttled = throttled_from(task, entry->woken_ns);
+	if (wakeup->throttled_by == THROTTLED_BY_QUOTA) {
+		u64 address = (u64)task;
+
+		entry->throttled = throttled_from(&address, entry->woken_ns);
+	}
 	if (__builtin_expect(was_moved(wakeup), 0) && (wakeup->moved_from != cpu || wakeup->moves > 1))
 		record_move(account, cpu, wakeup);
 	if (wakeup->entry == ENTRY_PREEMPTED)
@@ -513,7 +523,7 @@ int BPF_PROG(on_sched_process_exec, struct task_struct *task)
 	if (account) {
 		if (account->since_ns && !account->in_irq && !account->softirq) {
 			end_interval_of_thread(account, cpu);
-			enter_thread(account, task);
+			enter_thread(account, task, cgroup_number_of(untrusted(struct task_struct, task)));
 		}
 		close_account(account);
 	}

@@ -48,7 +48,6 @@ static __always_inline u8 operation_of(u32 flags, u32 bytes)
 
 static __always_inline void describe_request(struct disk_request *to, const struct request *request)
 {
-	to->device = device_of(request);
 	to->operation = operation_of(request->cmd_flags, request->__data_len);
 	to->has_flush = has_flush(request->cmd_flags);
 }
@@ -57,12 +56,16 @@ static __always_inline void describe_request(struct disk_request *to, const stru
 static __always_inline struct disk_request *pending_request(const struct request *request, u64 *key)
 {
 	struct disk_request *pending;
+	u64 bio;
 
 	*key = (u64)request;
 	pending = bpf_map_lookup_elem(&requests_by_address, key);
-	if (pending || !request->bio)
+	if (pending)
 		return pending;
-	*key = (u64)request->bio;
+	bio = (u64)untrusted(struct request, request)->bio;
+	if (!bio)
+		return NULL;
+	*key = bio;
 	return bpf_map_lookup_elem(&requests_by_address, key);
 }
 
@@ -83,10 +86,10 @@ static __always_inline void add_pending(u64 key, struct disk_request *pending)
 		__sync_fetch_and_add(&account->requests_full, 1);
 }
 
-static __always_inline void request_begins(const struct request *request, bool is_issued)
+static __always_inline void request_begins(const struct request *request, u32 device, bool is_issued)
 {
 	u64 now_ns = bpf_ktime_get_ns();
-	struct disk_request pending = { .queued_ns = now_ns, .issued_ns = is_issued ? now_ns : 0 };
+	struct disk_request pending = { .queued_ns = now_ns, .issued_ns = is_issued ? now_ns : 0, .device = device };
 
 	describe_request(&pending, request);
 	add_pending((u64)request, &pending);
@@ -95,7 +98,7 @@ static __always_inline void request_begins(const struct request *request, bool i
 SEC("?tp_btf/block_io_start")
 int BPF_PROG(on_block_io_start, struct request *request)
 {
-	request_begins(request, false);
+	request_begins(request, device_of(request), false);
 	return 0;
 }
 
@@ -106,7 +109,7 @@ int BPF_PROG(on_block_rq_insert, struct request *request)
 	u64 key;
 
 	if (!pending_request(request, &key))
-		request_begins(request, false);
+		request_begins(request, device_of(untrusted(struct request, request)), false);
 	return 0;
 }
 
@@ -132,7 +135,7 @@ int BPF_PROG(on_block_rq_issue, struct request *request)
 	if (pending)
 		pending->issued_ns = bpf_ktime_get_ns();
 	else
-		request_begins(request, true);
+		request_begins(request, device_of(untrusted(struct request, request)), true);
 	return 0;
 }
 
@@ -173,6 +176,8 @@ int BPF_PROG(on_block_rq_complete, struct request *request, int error, unsigned 
 		done->queued_ns = pending ? pending->queued_ns : 0;
 		done->issued_ns = pending ? pending->issued_ns : 0;
 		done->submitter = pending ? pending->submitter : 0;
+		/* A bio that was seen before its request has no device yet. */
+		done->device = pending && pending->device ? pending->device : device_of(untrusted(struct request, request));
 		describe_request(done, request);
 		if (pending)
 			done->operation = pending->operation;

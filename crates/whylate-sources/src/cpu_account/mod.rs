@@ -396,7 +396,7 @@ impl AccountState {
         disable_edge_programs(open.open_object_mut(), wakeups);
         open.progs.find_sq_thread.set_autoload(is_shared);
         open.progs.on_hrtimer_expire_exit.set_autoload(timer_is_unannounced);
-        let skeleton = open.load()?;
+        let skeleton = attach::load(open)?;
         steps::register_account(&skeleton)?;
         let rings = Rc::new(rings_of(&skeleton, cpus, interval_bits).context("cannot map the accounts of CPUs")?);
         let stacks = occupancy_limits::LATE_STACKS.0 as usize;

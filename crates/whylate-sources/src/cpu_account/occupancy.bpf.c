@@ -81,20 +81,16 @@ u32 late_stacks = 0;
 static __always_inline void find_leaving(struct account *account, u32 cpu, struct task_struct *task, u64 now_ns)
 {
 	end_unseen(account, cpu, unseen_switch_in_ns(account, task, now_ns, true));
-	enter_thread(account, task);
+	enter_thread(account, task, cgroup_number_of(untrusted(struct task_struct, task)));
 	if (keeps_all_wakeups)
 		fill_unseen_entry(account, cpu, task, switches_before(task) - 1);
 }
 
-static __always_inline void switch_occupant(struct account *account, u32 cpu, bool preempt, struct task_struct *prev,
-					    struct task_struct *next, u32 prev_state, u64 now_ns, bool reads_first)
+/* `queue` is the queue of `next`. Pointers of threads are read before branches: see untrusted(). */
+static __always_inline void switch_occupant(struct account *account, u32 cpu, bool preempt, struct task_struct *prev, struct task_struct *next,
+					    const struct cfs_rq *queue, u32 prev_state, u64 now_ns)
 {
-	/*
-	 * For each path to a read of steal time, verifiers up to 6.18 search all types of the kernel by name, which takes half of the
-	 * time to load these programs. So it is read first, on one path. The program for nearly all switches still reads it where it is
-	 * used: reading it first may cost a few ns per switch.
-	 */
-	u64 steal_ns = reads_first ? steal_ns_of_queue(next) : 0;
+	u64 cgroup = cgroup_number_of(next);
 	bool is_open = open(account, cpu);
 	u16 left = 0;
 
@@ -114,26 +110,27 @@ static __always_inline void switch_occupant(struct account *account, u32 cpu, bo
 	if (keeps_all_wakeups)
 		left = switch_out_flags(prev, preempt, prev_state);
 	/* The scheduler updates the run queue's clock before it switches. */
-	end_interval(account, cpu, now_ns, reads_first ? steal_ns : steal_ns_of_queue(next), left);
+	end_interval(account, cpu, now_ns, steal_ns_of_queue(queue), left);
 
 	/* With PREEMPT_RT a softirq may be preempted; it is then known by its thread. */
 	account->in_irq = false;
 	account->softirq = 0;
 	if (account->own_pool)
 		leave_worker(account, preempt);
-	enter_thread(account, next);
+	enter_thread(account, next, cgroup);
 	if (keeps_all_wakeups) {
 		account->in_timer = false;
 		account->completed[IN_IRQ] = 0;
 		fill_entry(account, cpu, next, switches_before(next), true);
 	}
 	if (__builtin_expect(account->astray, 0) && bpf_core_field_exists(next->se.cfs_rq))
-		account->clock_behind_ns = now_ns - next->se.cfs_rq->rq->clock;
+		account->clock_behind_ns = now_ns - queue->rq->clock;
 	close_account(account);
 }
 
 /* Returns the sources' programs that a switch concerns; nearly always none. */
-static __always_inline u32 steps_of(const struct account *account, const struct task_struct *prev, const struct task_struct *next)
+static __always_inline u32 steps_of(const struct account *account, const struct task_struct *prev, const struct task_struct *next,
+				    const struct cfs_rq *queue)
 {
 	u32 steps = 0;
 
@@ -142,7 +139,7 @@ static __always_inline u32 steps_of(const struct account *account, const struct 
 	if ((prev->flags | next->flags) & PF_IO_WORKER)
 		steps |= 1 << STEP_SQPOLL;
 	/* Nearly all threads have run more recently. */
-	if (explain_waits_over_ns && next->pid && task_off_cpu_ns(next) >= explain_waits_over_ns)
+	if (explain_waits_over_ns && next->pid && off_cpu_ns_by(queue, next) >= explain_waits_over_ns)
 		steps |= 1 << STEP_RUNNABLE;
 	return steps;
 }
@@ -168,19 +165,20 @@ int BPF_PROG(on_sched_switch, bool preempt, struct task_struct *prev, struct tas
 {
 	/* Read first: the CPU waits until earlier reads are done. */
 	u64 now_ns = bpf_ktime_get_ns();
+	const struct cfs_rq *queue = cfs_queue_of(next);
 	u32 cpu = bpf_get_smp_processor_id(), steps;
 	struct account *account = account_of(cpu);
 
 	if (!account)
 		return 0;
-	steps = steps_of(account, prev, next);
+	steps = steps_of(account, prev, next, queue);
 	if (__builtin_expect(steps, 0)) {
 		if (steps & 1 << STEP_SQPOLL && !has_sq_thread && may_be_sq_thread(next))
 			has_sq_thread = 1;
 		account->steps = steps;
 		call_steps(ctx, account);
 	}
-	switch_occupant(account, cpu, preempt, prev, next, prev_state, now_ns, false);
+	switch_occupant(account, cpu, preempt, prev, next, queue, prev_state, now_ns);
 	return 0;
 }
 
@@ -188,13 +186,14 @@ int BPF_PROG(on_sched_switch, bool preempt, struct task_struct *prev, struct tas
 SEC("tp_btf/sched_switch")
 int BPF_PROG(on_sched_switch_after_step, bool preempt, struct task_struct *prev, struct task_struct *next, unsigned int prev_state)
 {
+	const struct cfs_rq *queue = cfs_queue_of(next);
 	u32 cpu = bpf_get_smp_processor_id();
 	struct account *account = account_of(cpu);
 
 	if (!account)
 		return 0;
 	call_steps(ctx, account);
-	switch_occupant(account, cpu, preempt, prev, next, prev_state, bpf_ktime_get_ns(), true);
+	switch_occupant(account, cpu, preempt, prev, next, queue, prev_state, bpf_ktime_get_ns());
 	return 0;
 }
 

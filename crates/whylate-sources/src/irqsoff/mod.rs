@@ -26,6 +26,7 @@ pub use crate::kernel::heartbeat::DEFAULT_PERIODS_NS;
 
 use whylate_model::sources;
 
+use crate::kernel::heartbeat::Period;
 use crate::source::session::Session;
 use crate::source::{
     AttachError, Attached, BackendInfo, BackendUse, CommonOptions, MapKind, Measuring, Need, Source, SourceInfo,
@@ -208,6 +209,13 @@ impl Source for IrqsoffOptions {
             // It reports only the longest section, and may miss one while it reports another.
             (TRACER, _) => BackendUse::Named,
             _ => BackendUse::Automatic,
+        }
+    }
+
+    fn prepare(&self, session: &Session) {
+        if let (None, Ok(choice)) = (self.period_ns, session.cpus(&self.cpus)) {
+            // Other sources keep the CPUs busy after this.
+            Period::affordable(&choice.measured);
         }
     }
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use libbpf_rs::Link;
-use libbpf_rs::skel::{OpenSkel as _, Skel as _, SkelBuilder as _};
+use libbpf_rs::skel::{Skel as _, SkelBuilder as _};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
 use whylate_model::irqsoff::LateReschedule;
 use whylate_model::{ActorName, Histogram, Labels, LateEvent, Series, Snapshot};
@@ -82,7 +82,7 @@ impl AttachedMarks {
         settings.from_ns = options.from_ns;
         let entries = cpus::highest_possible().context("cannot list the CPUs")? + 1;
         open.maps.mark_by_cpu.set_max_entries(entries)?;
-        let mut skeleton = open.load()?;
+        let mut skeleton = attach::load(open)?;
         let marks = MappedArray::new(skeleton.maps.mark_by_cpu.as_fd(), entries as usize, size_of::<mark>())
             .context("cannot map the marks")?;
         let records = Records::new(&skeleton.maps.kept_cpus)?;

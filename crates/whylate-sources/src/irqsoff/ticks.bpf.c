@@ -136,7 +136,7 @@ static __always_inline void read_steal_clock(struct tick *tick, u64 now_ns)
 	u64 exact_ns = exact_steal_ns(steal_time_distance && tick->timer_bases ? tick->timer_bases + steal_time_distance : 0);
 
 	tick->is_steal_exact = exact_ns != 0;
-	tick->steal_ns = exact_ns ? exact_ns : steal_ns_of_queue(bpf_get_current_task_btf());
+	tick->steal_ns = exact_ns ? exact_ns : steal_ns_of_queue(cfs_queue_of(untrusted(struct task_struct, bpf_get_current_task_btf())));
 	tick->steal_read_ns = now_ns;
 }
 

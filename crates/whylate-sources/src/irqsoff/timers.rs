@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use libbpf_rs::Link;
-use libbpf_rs::skel::{OpenSkel as _, Skel as _, SkelBuilder as _};
+use libbpf_rs::skel::{Skel as _, SkelBuilder as _};
 use whylate_model::{Histogram, Labels, LateEvent, Series, Snapshot};
 
 use self::skel::types::{bucket_page, timer_key, timer_limits, timer_series, timers_lost};
@@ -62,7 +62,7 @@ impl AttachedTimers {
         let mut open = skel::TimersSkelBuilder::default().open(attach::open_object())?;
         open.maps.rodata_data.as_mut().context("the BPF object has no settings")?.page_limit = PAGES;
         open.maps.bucket_pages.set_max_entries(PAGES)?;
-        let skeleton = open.load()?;
+        let skeleton = attach::load(open)?;
         let maps = &skeleton.maps;
         let series = timer_limits::MAX_TIMER_SERIES.0 as usize;
         let series = MappedArray::new(maps.timer_series_by_id.as_fd(), series, size_of::<timer_series>());

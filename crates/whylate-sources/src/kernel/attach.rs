@@ -6,14 +6,16 @@ use std::io::Read as _;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::path::Path;
+use std::thread::JoinHandle;
 use std::time::Duration;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, anyhow};
 use libbpf_rs::libbpf_sys::{
     BPF_TRACE_ITER, bpf_iter_create, bpf_iter_link_info, bpf_link_create, bpf_link_create_opts, bpf_obj_get_info_by_fd,
-    bpf_prog_info,
+    bpf_object__btf, bpf_prog_info, btf__fd, btf__set_fd,
 };
-use libbpf_rs::{OpenObject, RingBuffer};
+use libbpf_rs::skel::{OpenSkel, Skel};
+use libbpf_rs::{AsRawLibbpf as _, OpenObject, RingBuffer};
 use whylate_model::{Probe, Snapshot};
 
 use crate::kernel::error::AttachError;
@@ -26,6 +28,55 @@ pub const KERNEL_BTF: &str = "/sys/kernel/btf/vmlinux";
 /// few bytes are never freed.
 pub fn open_object() -> &'static mut MaybeUninit<OpenObject> {
     Box::leak(Box::new(MaybeUninit::uninit()))
+}
+
+/// Loads a BPF object, and closes the descriptor of its types, which is needed only for loading.
+///
+/// # Errors
+/// Fails if the kernel refuses a map or a program.
+pub fn load<O: OpenSkel<'static>>(open: O) -> libbpf_rs::Result<O::Output> {
+    let skeleton = open.load()?;
+    // SAFETY: the object is loaded, and has a pointer to its types, or none.
+    let types = unsafe { bpf_object__btf(skeleton.object().as_libbpf_object().as_ptr()) };
+    if !types.is_null() {
+        // SAFETY: the object owns the types while it lives.
+        let fd = unsafe { btf__fd(types) };
+        if fd >= 0 {
+            // SAFETY: as above; nothing else knows the descriptor, which is closed once.
+            unsafe { btf__set_fd(types, -1) };
+            // SAFETY: as above.
+            drop(unsafe { OwnedFd::from_raw_fd(fd) });
+        }
+    }
+    Ok(skeleton)
+}
+
+/// A BPF object that is being loaded on a thread of its own.
+pub(crate) struct Loading<S>(JoinHandle<Result<Moved<S>, AttachError>>);
+
+/// A loaded object on its way to another thread.
+struct Moved<S>(S);
+
+// SAFETY: libbpf-rs declares its object `Send`. The maps and programs of a skeleton are pointers into that object, which moves
+// with them, and nothing of it belongs to a thread.
+unsafe impl<S: Skel<'static>> Send for Moved<S> {}
+
+impl<S: Skel<'static> + 'static> Loading<S> {
+    /// Starts `load` on a thread.
+    pub(crate) fn begin(load: impl FnOnce() -> Result<S, AttachError> + Send + 'static) -> std::io::Result<Self> {
+        silence_libbpf();
+        let thread = std::thread::Builder::new().name("whylate-loads".to_owned());
+        thread.spawn(move || load().map(Moved)).map(Loading)
+    }
+
+    /// Waits for the loaded object.
+    ///
+    /// # Errors
+    /// Returns the error of `load`.
+    pub(crate) fn wait(self) -> Result<S, AttachError> {
+        let loaded = self.0.join().map_err(|_| anyhow!("the thread that loads BPF programs has failed"))?;
+        loaded.map(|Moved(skeleton)| skeleton)
+    }
 }
 
 /// Keeps libbpf from writing to standard error: its errors are returned. With `WHYLATE_LIBBPF_LOG` in the environment

@@ -14,7 +14,7 @@ use super::named::StackNamer;
 use super::sampler::{Met, SampledInterval, Sampler};
 use super::skel::types::{thread_now, thread_state};
 use super::walk_timer::WalkTimer;
-use super::watchdog::Worker;
+use super::watchdog::{Beginning, Worker};
 use super::{INFO, OffcpuOptions, TRACE, tracers};
 use crate::kernel::attach::{Meter, PlainData};
 use crate::kernel::clock;
@@ -44,20 +44,31 @@ pub struct AttachedOffcpu {
     limitations: Option<String>,
 }
 
+/// The sampling thread, which loads the programs and walks over all threads before the source is attached.
+pub(super) struct BeginningSampler(Beginning<anyhow::Result<SampledInterval>>);
+
+impl BeginningSampler {
+    pub(super) fn new(options: &OffcpuOptions, backend: &'static str) -> Result<Self, AttachError> {
+        let timer = WalkTimer::new(options, clock::monotonic_ns());
+        let options = options.clone();
+        let beginning = Worker::begin(
+            move || Sampler::new(&options, backend == TRACE),
+            move |sampler, asked| if backend == TRACE { sampler.trace(asked) } else { sampler.run(asked, timer) },
+        );
+        beginning.map(BeginningSampler)
+    }
+}
+
 impl AttachedOffcpu {
     pub(super) fn new(options: &OffcpuOptions, session: &Session, backend: &'static str) -> Result<Self, AttachError> {
-        let timer = WalkTimer::new(options, clock::monotonic_ns());
         // Registers are read as x86-64 has them (`unwind_user()`).
         let lacks_user_frames = options.user_stacks && !cfg!(target_arch = "x86_64");
         let unwind_limitation =
             lacks_user_frames.then_some("user frames are read on x86-64 only: stacks have kernel frames only");
         let holder_limitation = if options.holders { holders::recorded_owners()?.limitation() } else { None };
         let limitations: Vec<&str> = unwind_limitation.into_iter().chain(holder_limitation).collect();
-        let thread_options = options.clone();
-        let sampler = Worker::start(
-            move || Sampler::new(&thread_options, backend == TRACE),
-            move |sampler, asked| if backend == TRACE { sampler.trace(asked) } else { sampler.run(asked, timer) },
-        )?;
+        let beginning = session.take_prepared().map_or_else(|| BeginningSampler::new(options, backend), Ok);
+        let sampler = beginning?.0.wait()?;
         Ok(AttachedOffcpu {
             sampler,
             namer: StackNamer::new(options.lines, session.symbols(), options.classes.clone()),

@@ -67,7 +67,7 @@ static __always_inline u32 place_of_wait(u32 place, u32 waker)
 	if (known)
 		return *known;
 	place = __sync_fetch_and_add(&places, 1);
-	if (place >= PLACES)
+	if (place >= most_places)
 		return PLACES;
 	if (!bpf_map_update_elem(&place_by_wait, &key, &place, BPF_NOEXIST))
 		return place;

@@ -41,6 +41,7 @@ pub use sampler::Met;
 use whylate_model::sources;
 use whylate_model::wait::Classes;
 
+use crate::kernel::attach::silence_libbpf;
 use crate::source::session::Session;
 use crate::source::{
     AttachError, Attached, BackendInfo, BackendUse, CommonOptions, MapKind, Measuring, Need, Source, SourceInfo,
@@ -235,6 +236,16 @@ impl Source for OffcpuOptions {
             }
             TRACE if !self.wakers => BackendUse::Named,
             _ => BackendUse::Automatic,
+        }
+    }
+
+    fn prepare(&self, session: &Session) {
+        if self.backend.as_deref() == Some(SAMPLE) {
+            silence_libbpf();
+            // Attaching tries again, and reports the error.
+            attached::BeginningSampler::new(self, SAMPLE)
+                .into_iter()
+                .for_each(|sampler| session.keep_prepared(sampler));
         }
     }
 

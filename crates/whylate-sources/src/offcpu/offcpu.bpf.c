@@ -93,7 +93,7 @@ static __always_inline u64 behind_ns(const struct task_struct *task)
 
 	if (!bpf_core_field_exists(struct sched_entity, cfs_rq))
 		return 0;
-	rq = task->se.cfs_rq->rq;
+	rq = untrusted(struct task_struct, task)->se.cfs_rq->rq;
 	return rq->clock - rq->clock_task;
 }
 
@@ -330,7 +330,7 @@ static __always_inline bool fill_key(struct task_struct *task, struct thread_rec
 	}
 	key->process = record->process;
 	key->tid = by_thread ? shown_number(task) : 0;
-	key->cgroup = cgroup_number_of(task);
+	key->cgroup = cgroup_number_of(untrusted(struct task_struct, task));
 	key->syscall = -1;
 	BPF_CORE_READ_STR_INTO(&key->comm, task, comm);
 	return record->process != 0;

@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use libbpf_rs::skel::{OpenSkel, SkelBuilder};
+use libbpf_rs::skel::SkelBuilder;
 use libbpf_rs::{Link, MapCore};
 
 pub(super) use sampled_interval::SampledInterval;
@@ -72,6 +72,8 @@ const ROUNDS: u32 = 6;
 /// changed.
 const EXTRA_ROUNDS: u32 = 10;
 const PAUSE: Duration = Duration::from_millis(1);
+/// Number of threads up to which the tables of places are smaller.
+const FEW_THREADS: u32 = 4_096;
 
 /// Counters of a walk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -135,7 +137,7 @@ impl Sampler {
         if options.holders {
             holders::configure(settings)?;
         } else {
-            open.maps.wait_by_thread.set_max_entries(1)?;
+            open.maps.wait_by_thread.set_autocreate(false)?;
         }
         if traces {
             let _read_once = symbols::ReadOnce::begin();
@@ -156,19 +158,22 @@ impl Sampler {
             }
             settings.preempt_count_distance = count.distance();
         }
-        let records = records_for(if traces { 0 } else { threads() });
+        let threads = threads();
+        let records = records_for(if traces { 0 } else { threads });
         settings.records_mask = records - 1;
         open.maps.record_by_slot.set_max_entries(records)?;
-        if !traces {
-            // 400 KB per CPU, used by tracing programs only.
-            open.maps.kernel_stack_by_seen.set_max_entries(1)?;
-            open.maps.user_stack_by_seen.set_max_entries(1)?;
-            open.maps.place_by_seen.set_max_entries(1)?;
-        }
-        if !options.wakers {
-            open.maps.place_by_wait.set_max_entries(1)?;
-        }
-        let mut skeleton = open.load()?;
+        let places = places_for(threads);
+        settings.most_places = places;
+        open.maps.place_by_key.set_max_entries(places)?;
+        open.maps.place_by_wait.set_max_entries(if options.wakers { places } else { 1 })?;
+        open.maps.sum_by_place.set_max_entries(places)?;
+        // 400 KB per CPU, used by tracing programs only.
+        open.maps.kernel_stack_by_seen.set_autocreate(traces)?;
+        open.maps.user_stack_by_seen.set_autocreate(traces)?;
+        open.maps.place_by_seen.set_autocreate(traces)?;
+        open.maps.stack_copy_of_cpu.set_autocreate(traces)?;
+        open.maps.scratch_of_cpu.set_autocreate(traces)?;
+        let mut skeleton = attach::load(open)?;
         let began_ns = clock::monotonic_ns();
         skeleton.maps.bss_data.as_deref_mut().context("the BPF object has no variables")?.began_ns = began_ns;
         let map = |map: &libbpf_rs::MapMut<'_>, entries: usize, bytes: usize| {
@@ -186,7 +191,7 @@ impl Sampler {
             round: 0,
             rules: Rules::new(map(&maps.rule_by_slot, offcpu_limits::RULES.0 as usize, 24)?),
             unknown: map(&maps.unknown_frames, offcpu_limits::UNKNOWN_FRAMES.0 as usize, size_of::<unknown_frame>())?,
-            sums: map(&maps.sum_by_place, offcpu_limits::PLACES.0 as usize, size_of::<place_sum>())?,
+            sums: map(&maps.sum_by_place, places as usize, size_of::<place_sum>())?,
             lost: map(&maps.lost_by_reason, LOST.len(), size_of::<u64>())?,
             processes: Processes::new(options.call_graph, options.lines),
             tables: Tables::default(),
@@ -356,10 +361,10 @@ impl Sampler {
     }
 
     fn needs_room(&mut self) -> anyhow::Result<bool> {
-        let (before, is_half_emptied) = (self.processes_before, self.is_half_emptied);
+        let (before, is_half_emptied, places) = (self.processes_before, self.is_half_emptied, self.sums.entries());
         let variables = self.variables()?;
         Ok(is_half_emptied
-            || variables.places >= offcpu_limits::PLACES.0 / 2
+            || variables.places as usize >= places / 2
             || variables.stacks >= offcpu_limits::STACKS.0 / 2
             || variables.processes - before >= offcpu_limits::PROCESSES.0 / 2)
     }
@@ -464,6 +469,11 @@ fn threads() -> u32 {
 fn records_for(threads: u32) -> u32 {
     let (min, max) = (offcpu_limits::MIN_RECORDS.0, offcpu_limits::MAX_RECORDS.0);
     threads.saturating_mul(4).clamp(min, max).next_power_of_two()
+}
+
+/// Returns the number of places: each thread has several, and a walk finds new ones.
+fn places_for(threads: u32) -> u32 {
+    if threads <= FEW_THREADS { offcpu_limits::FEW_PLACES.0 } else { offcpu_limits::PLACES.0 }
 }
 
 fn configure(settings: &mut rodata, options: &OffcpuOptions) -> Result<(), AttachError> {

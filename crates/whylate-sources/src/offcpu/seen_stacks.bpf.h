@@ -429,7 +429,7 @@ static __noinline u32 number_of_place(const struct place_key *key)
 	if (known)
 		return *known;
 	place = __sync_fetch_and_add(&places, 1);
-	if (place >= PLACES)
+	if (place >= most_places)
 		return PLACES;
 	if (!bpf_map_update_elem(&place_by_key, key, &place, BPF_NOEXIST))
 		return place;

@@ -63,7 +63,10 @@ enum offcpu_limits {
 	MIN_RECORDS = 16384,
 	MAX_RECORDS = 1048576,
 	STACKS = 32768,
+	/* At most; a function that finds no room for a place returns this. */
 	PLACES = 131072,
+	/* With few threads. */
+	FEW_PLACES = 65536,
 	PROCESSES = 65536,
 	RULES = 131072,
 	RULE_PROBES = 8,
@@ -286,6 +289,8 @@ const volatile bool by_thread = false;
 const volatile u32 max_depth = MAX_FRAMES;
 /* One less than the number of record slots. */
 const volatile u32 records_mask = MIN_RECORDS - 1;
+/* Length of the tables of places; user space reduces it if there are few threads. */
+const volatile u32 most_places = PLACES;
 /* Trace each switch, instead of sampling only. */
 const volatile bool traces = false;
 /* Record the waker of each wait. */

@@ -91,15 +91,43 @@ pub(super) struct Worker<T> {
     ended: Receiver<()>,
 }
 
-impl<T: Send + 'static> Worker<T> {
-    /// Starts the worker. `begin` runs on its thread, and its result is passed to `run`.
+/// A worker that begins. If it is dropped, the worker ends once it has begun.
+pub(super) struct Beginning<T> {
+    worker: Worker<T>,
+    started: Receiver<Result<(), AttachError>>,
+}
+
+impl<T> Beginning<T> {
+    /// Waits until the worker has begun.
     ///
     /// # Errors
-    /// Returns the error of `begin`, or fails if the thread cannot be started, or is blocked.
+    /// Returns the error with which it began, or fails if it is blocked.
+    pub(super) fn wait(self) -> Result<Worker<T>, AttachError> {
+        answer_of(&self.worker.status_path, &self.started, WALK_TIMEOUT).map_err(anyhow::Error::from)??;
+        Ok(self.worker)
+    }
+}
+
+impl<T: Send + 'static> Worker<T> {
+    /// Starts the worker, and waits until it has begun.
+    ///
+    /// # Errors
+    /// See [`Worker::begin`] and [`Beginning::wait`].
     pub(super) fn start<S>(
         begin: impl FnOnce() -> Result<S, AttachError> + Send + 'static,
         run: impl FnOnce(S, &Receiver<Sender<T>>) + Send + 'static,
     ) -> Result<Self, AttachError> {
+        Worker::begin(begin, run)?.wait()
+    }
+
+    /// Starts the worker. `begin` runs on its thread, and its result is passed to `run`.
+    ///
+    /// # Errors
+    /// Fails if the thread cannot be started.
+    pub(super) fn begin<S>(
+        begin: impl FnOnce() -> Result<S, AttachError> + Send + 'static,
+        run: impl FnOnce(S, &Receiver<Sender<T>>) + Send + 'static,
+    ) -> Result<Beginning<T>, AttachError> {
         let (ask, asked) = mpsc::channel();
         let (send_path, path) = mpsc::channel();
         let (send_started, started) = mpsc::channel();
@@ -115,8 +143,7 @@ impl<T: Send + 'static> Worker<T> {
         };
         thread::Builder::new().name("whylate-offcpu".to_owned()).spawn(work).context("cannot start a thread")?;
         let path = path.recv().map_err(|_| anyhow!(NoAnswer::Ended))?;
-        answer_of(&path, &started, WALK_TIMEOUT).map_err(anyhow::Error::from)??;
-        Ok(Worker { status_path: path, ask: Some(ask), ended })
+        Ok(Beginning { worker: Worker { status_path: path, ask: Some(ask), ended }, started })
     }
 
     /// Requests an answer, and waits for it.

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use anyhow::Context as _;
 use libbpf_rs::Link;
-use libbpf_rs::skel::{OpenSkel as _, SkelBuilder as _};
+use libbpf_rs::skel::SkelBuilder as _;
 use whylate_model::holders::Lock;
 use whylate_model::object::ObjectKind;
 use whylate_model::path::history::{RunSlice, SwitchIn};
@@ -131,7 +131,7 @@ impl Sleepers {
         let settings = open.maps.rodata_data.as_deref_mut().context("the BPF object has no settings")?;
         settings.own_namespace = pid_namespace::as_setting();
         settings.has_mutex_in_blocked_on = has_mutex_in_blocked_on()?;
-        let skeleton = open.load()?;
+        let skeleton = attach::load(open)?;
         let link = skeleton.progs.on_each_thread.attach()?;
         Ok(Sleepers { link, _skeleton: skeleton })
     }

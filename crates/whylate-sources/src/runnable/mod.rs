@@ -116,7 +116,7 @@ impl Waits {
         }
         account.share_with(open.open_object_mut())?;
         open.maps.runnable_waits.set_max_entries(account.late_bytes())?;
-        let skeleton = open.load()?;
+        let skeleton = attach::load(open)?;
         account.watch_unexplained(skeleton.maps.unexplained_events.as_fd())?;
         let records = Records::new(&skeleton.maps.runnable_waits)?;
         let step = Step::RunnableSwitch { over_ns: wanted.explain_over_ns };

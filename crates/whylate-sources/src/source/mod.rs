@@ -40,6 +40,10 @@ pub trait Source {
         taken.map(|backend| BackendInfo { needs: self.needs(backend), ..*backend }).collect()
     }
 
+    /// Begins what takes long and needs nothing of other sources, on threads of its own. Is called for each of several
+    /// sources before the first one is attached.
+    fn prepare(&self, _session: &Session) {}
+
     /// Starts measuring.
     ///
     /// # Errors
@@ -80,6 +84,19 @@ impl<A: Attached + ?Sized> DerefMut for Measuring<A> {
     fn deref_mut(&mut self) -> &mut A {
         &mut self.attached
     }
+}
+
+/// Returns the backend that [`first_that_works`] would try first, if any.
+pub(crate) fn first_candidate(source: &dyn Source, wanted: Option<&str>, session: &Session) -> Option<&'static str> {
+    silence_libbpf();
+    let wanted = wanted.filter(|&name| name != "auto");
+    let is_candidate = |backend: &&'static BackendInfo| match source.takes(backend.name) {
+        BackendUse::Never(_) => false,
+        BackendUse::Named => wanted == Some(backend.name),
+        BackendUse::Automatic => wanted.is_none_or(|name| name == backend.name),
+    };
+    let mut candidates = source.info().backends.iter().filter(is_candidate);
+    candidates.find(|backend| session.lacks(source.needs(backend)).is_none()).map(|backend| backend.name)
 }
 
 /// Starts the best backend that works on this kernel, of those that the source uses for the request, or the named one.

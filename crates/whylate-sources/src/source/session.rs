@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! State that the sources of one run share, and the time span of a snapshot.
 
+use std::any::Any;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -28,6 +29,8 @@ pub struct Session {
     explain_budget: ExplainBudget,
     /// `Some` until all sources are attached.
     read_once: RefCell<Option<ReadOnce>>,
+    /// What sources have begun before they are attached.
+    prepared: RefCell<Vec<Box<dyn Any>>>,
 }
 
 impl Session {
@@ -56,6 +59,7 @@ impl Session {
             symbols: KernelSymbols::default(),
             explain_budget: ExplainBudget::default(),
             read_once: RefCell::new(has_several.then(ReadOnce::begin)),
+            prepared: RefCell::default(),
         }
     }
 
@@ -69,7 +73,25 @@ impl Session {
             symbols: self.symbols(),
             explain_budget: self.explain_budget.clone(),
             read_once: RefCell::default(),
+            prepared: RefCell::default(),
         }
+    }
+
+    /// Takes over what sources have begun with another session.
+    pub fn take_over(&self, before: &Session) {
+        self.prepared.borrow_mut().append(&mut before.prepared.borrow_mut());
+    }
+
+    /// Keeps what a source has begun until it is attached.
+    pub(crate) fn keep_prepared<T: 'static>(&self, prepared: T) {
+        self.prepared.borrow_mut().push(Box::new(prepared));
+    }
+
+    /// Returns what a source has begun, if it has, by its type.
+    pub(crate) fn take_prepared<T: 'static>(&self) -> Option<T> {
+        let mut prepared = self.prepared.borrow_mut();
+        let at = prepared.iter().position(|of| of.is::<T>())?;
+        prepared.swap_remove(at).downcast().ok().map(|of| *of)
     }
 
     /// Returns whether several sources measure.

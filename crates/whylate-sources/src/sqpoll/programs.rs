@@ -109,7 +109,7 @@ impl Programs {
         } else {
             open.maps.account_by_cpu.set_max_entries(cpus::highest_possible().context("cannot list the CPUs")? + 1)?;
         }
-        let skeleton = open.load()?;
+        let skeleton = attach::load(open)?;
         if let Some(account) = &mut account {
             account.watch_unexplained(skeleton.maps.unexplained_events.as_fd())?;
         }

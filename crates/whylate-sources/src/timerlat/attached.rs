@@ -48,6 +48,8 @@ pub struct AttachedTimerlat {
     span: Span,
     /// Late events due before this do not count.
     counts_from_ns: u64,
+    /// When the threads have warmed up, unless activations count already.
+    settles_at: Option<Instant>,
     /// Number of late events with truncated records.
     truncated: u64,
     explain_over_ns: u64,
@@ -92,7 +94,7 @@ impl AttachedTimerlat {
                 Workload::start(options, &wanted, map, &stopped)?
             }
         };
-        workload.settle(options.period_ns)?;
+        let settles_at = Some(Workload::settles_at(options.period_ns));
         let mut attached = AttachedTimerlat {
             workload,
             programs,
@@ -102,6 +104,7 @@ impl AttachedTimerlat {
             keep_evidence: options.keep_evidence,
             span: Span::begin(INFO.card, session),
             counts_from_ns: 0,
+            settles_at,
             truncated: 0,
             has_reported_stop: false,
             held: VecDeque::new(),
@@ -113,9 +116,21 @@ impl AttachedTimerlat {
             has_stop: options.stop != Stop::default(),
             meter: Meter::default(),
         };
-        attached.resume()?;
-        attached.span.begin_at(attached.counts_from_ns);
+        // Several sources are reset together, which takes a while.
+        if !session.has_several() {
+            attached.settle()?;
+        }
         Ok(attached)
+    }
+
+    /// Makes activations count, once the threads have warmed up.
+    fn settle(&mut self) -> anyhow::Result<()> {
+        if let Some(settles_at) = self.settles_at.take() {
+            self.workload.settle(settles_at)?;
+            self.resume()?;
+            self.span.begin_at(self.counts_from_ns);
+        }
+        Ok(())
     }
 }
 
@@ -144,6 +159,7 @@ fn limitation_of(account: Option<&Account>, cpus: &[u32]) -> Option<String> {
 
 impl Attached for AttachedTimerlat {
     fn snapshot(&mut self) -> anyhow::Result<Snapshot> {
+        self.settle()?;
         // Collecting the backlog may take a while; collecting what has come in since does not.
         self.workload.collect(clock::monotonic_ns())?;
         let mut snapshot = self.span.end(self.workload.backend());
@@ -177,6 +193,7 @@ impl Attached for AttachedTimerlat {
     }
 
     fn drain_late(&mut self, wait: Duration, each: &mut dyn FnMut(LateEvent)) -> anyhow::Result<()> {
+        self.settle()?;
         if let Some(programs) = &self.programs {
             programs.poll(wait)?;
         }

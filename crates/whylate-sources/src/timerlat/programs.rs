@@ -60,7 +60,7 @@ impl Programs {
             account.share_with(open.open_object_mut())?;
             open.maps.late_activations.set_max_entries(account.late_bytes())?;
         }
-        let skeleton = open.load()?;
+        let skeleton = attach::load(open)?;
         if let Some(account) = &mut account {
             account.watch_unexplained(skeleton.maps.unexplained_events.as_fd())?;
         }

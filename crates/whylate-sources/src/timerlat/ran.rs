@@ -4,7 +4,7 @@
 use std::os::fd::{AsFd as _, BorrowedFd};
 
 use libbpf_rs::Link;
-use libbpf_rs::skel::{OpenSkel as _, SkelBuilder as _};
+use libbpf_rs::skel::SkelBuilder as _;
 
 use crate::kernel::attach;
 use crate::source::AttachError;
@@ -26,7 +26,7 @@ impl Ran {
         let mut open = skel::RanSkelBuilder::default().open(attach::open_object())?;
         open.maps.activation_by_cpu.set_max_entries(cpus)?;
         open.maps.activation_by_cpu.reuse_fd(activations)?;
-        let skeleton = open.load()?;
+        let skeleton = attach::load(open)?;
         let link = skeleton.progs.on_hrtimer_nanosleep_exit.attach()?;
         Ok(Ran { _link: link, skeleton })
     }

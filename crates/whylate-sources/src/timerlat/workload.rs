@@ -2,7 +2,7 @@
 //! The measured threads: those of this process, or the tracer's.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::latest::{Activated, MAX_KEPT};
 use super::tally::TakenCounts;
@@ -54,9 +54,14 @@ impl Workload {
         Ok(Workload::Own { measured, stopped: Arc::clone(stopped) })
     }
 
+    /// Returns when threads that have just started have warmed up.
+    pub(super) fn settles_at(period_ns: u64) -> Instant {
+        Instant::now() + SETTLING.min(Duration::from_nanos(period_ns.saturating_mul(10)))
+    }
+
     /// Waits until the threads have warmed up.
-    pub(super) fn settle(&self, period_ns: u64) -> anyhow::Result<()> {
-        std::thread::sleep(SETTLING.min(Duration::from_nanos(period_ns.saturating_mul(10))));
+    pub(super) fn settle(&self, settles_at: Instant) -> anyhow::Result<()> {
+        std::thread::sleep(settles_at.saturating_duration_since(Instant::now()));
         match self {
             Workload::Own { .. } => Ok(()),
             Workload::Tracer(tracer) => tracer.set_policy(),

@@ -79,7 +79,7 @@ impl AttachedWq {
         if let Some(account) = &mut account {
             prepare_to_explain(&mut open, account)?;
         }
-        let mut skeleton = open.load()?;
+        let mut skeleton = attach::load(open)?;
         if let Some(account) = &mut account {
             account.watch_unexplained(skeleton.maps.unexplained_events.as_fd())?;
         }
@@ -87,7 +87,11 @@ impl AttachedWq {
         let lost = MappedArray::new(skeleton.maps.lost_by_reason.as_fd(), LOST.len(), size_of::<u64>())
             .context("cannot map the counts of lost events")?;
         let late = Rc::new(RefCell::new(VecDeque::new()));
-        let ring = options.late_over_ns.or(options.explain_over_ns).map(|_| late_ring(&skeleton, &late)).transpose()?;
+        let ring = options
+            .late_over_ns
+            .or(options.explain_over_ns)
+            .map(|_| late_ring(&skeleton, options, &late))
+            .transpose()?;
         let links = attach_programs(&skeleton, options, backend)?;
         // Attached last, so that its programs run last: when an item starts, the account still has the occupant before it.
         account.iter_mut().try_for_each(Account::attach)?;
@@ -160,6 +164,9 @@ fn configure(open: &mut OpenWqSkel<'_>, options: &WqOptions, backend: &str) -> R
             open.maps.odd_queueing_stacks.set_max_entries(stack_limits::QUEUEING_STACKS.0)?;
         }
     }
+    open.maps.even_queueing_stacks.set_autocreate(options.stacks)?;
+    open.maps.odd_queueing_stacks.set_autocreate(options.stacks)?;
+    open.maps.late_items.set_autocreate(options.late_over_ns.is_some())?;
 
     open.progs.on_process_one_work.set_autoload(backend == FENTRY);
     open.progs.on_workqueue_execute_start.set_autoload(backend != FENTRY);
@@ -209,15 +216,21 @@ fn prepare_to_explain(open: &mut OpenWqSkel<'_>, account: &Account) -> Result<()
     Ok(())
 }
 
-fn late_ring(skeleton: &WqSkel<'_>, late: &LateRecords) -> Result<RingBuffer<'static>, AttachError> {
+fn late_ring(
+    skeleton: &WqSkel<'_>,
+    options: &WqOptions,
+    late: &LateRecords,
+) -> Result<RingBuffer<'static>, AttachError> {
     let mut builder = RingBufferBuilder::new();
-    let plain = Rc::clone(late);
-    builder.add(&skeleton.maps.late_items, move |bytes| {
-        if let Some(item) = attach::read_plain::<late_item>(bytes) {
-            plain.borrow_mut().push_back(LateRecord::Plain(Box::new(item)));
-        }
-        0
-    })?;
+    if options.late_over_ns.is_some() {
+        let plain = Rc::clone(late);
+        builder.add(&skeleton.maps.late_items, move |bytes| {
+            if let Some(item) = attach::read_plain::<late_item>(bytes) {
+                plain.borrow_mut().push_back(LateRecord::Plain(Box::new(item)));
+            }
+            0
+        })?;
+    }
     let explained = Rc::clone(late);
     builder.add(&skeleton.maps.explained_items, move |bytes| {
         explained.borrow_mut().push_back(LateRecord::Explained(bytes.into()));

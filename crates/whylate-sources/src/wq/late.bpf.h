@@ -93,19 +93,17 @@ static __always_inline void describe_interrupt(struct queuer *queuer, u32 interr
 		__builtin_memcpy(queuer->comm, "softirq", sizeof("softirq"));
 }
 
-/* Records the queuer. Of an item that was moved only the pwq, as it waits since it was first queued. */
-static __always_inline void record_queuer(void *ctx, u32 entry, u64 pwq, bool was_moved)
+/* Records the queuer, in the context of `interrupts`. Of an item that was moved only the pwq, as it waits since it was first queued. */
+static __always_inline void record_queuer(void *ctx, u32 entry, u64 pwq, u32 interrupts, bool was_moved)
 {
 	struct queuer *queuer = bpf_map_lookup_elem(&queuer_by_entry, &entry);
 	struct task_struct *task = bpf_get_current_task_btf();
-	u32 interrupts;
 
 	if (!queuer)
 		return;
 	queuer->pwq = pwq;
 	if (was_moved)
 		return;
-	interrupts = interrupts_here(task);
 	if (interrupts) {
 		describe_interrupt(queuer, interrupts);
 	} else {

@@ -55,7 +55,7 @@ static __always_inline u64 accounted_ns(const struct task_struct *task)
 
 	if (!bpf_core_field_exists(task->se.cfs_rq))
 		return task->se.exec_start;
-	rq = task->se.cfs_rq->rq;
+	rq = untrusted(struct task_struct, task)->se.cfs_rq->rq;
 	return task->se.exec_start + (rq->clock - rq->clock_task);
 }
 

@@ -492,13 +492,15 @@ int BPF_PROG(on_workqueue_queue_work, int req_cpu, struct pool_workqueue *pwq, s
 	struct queued_item *queued;
 	struct home home;
 	struct placing placing = { .entry = NO_ENTRY };
+	u32 series, interrupts = 0;
 	u64 handler, now_ns;
-	u32 series;
 	bool is_bh;
 
 	if (!enabled)
 		return 0;
-	/* Read before the branches, once: see switch_occupant() of the CPU account. */
+	/* Read before branches: see untrusted(). */
+	if (late_over_ns || explain_over_ns)
+		interrupts = interrupts_here(bpf_get_current_task_btf());
 	is_bh = measure_phases && pool_is_bh(pwq->pool);
 	handler = (u64)work->func;
 	if (has_wanted_handler && !handler_is_wanted(handler))
@@ -515,7 +517,7 @@ int BPF_PROG(on_workqueue_queue_work, int req_cpu, struct pool_workqueue *pwq, s
 	queued->series = series;
 	queued->flags = is_bh ? ITEM_IS_BH : 0;
 	if (late_over_ns || explain_over_ns)
-		record_queuer(ctx, placing.entry, (u64)pwq, placing.is_stamped && placing.keeps_queuer);
+		record_queuer(ctx, placing.entry, (u64)pwq, interrupts, placing.is_stamped && placing.keeps_queuer);
 	barrier();
 	if (!placing.is_stamped)
 		queued->stamp = now_ns;

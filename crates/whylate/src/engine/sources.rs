@@ -127,16 +127,9 @@ pub(super) fn attach_each(
         session.cpus(&[])?;
     }
     let (mut looking, mut unmeasured, mut limitations) = (Vec::new(), Vec::new(), Vec::<Unmeasured>::new());
-    for mut source in each {
-        if watch.until(Some(Instant::now()))? != Ended::Time {
-            return Ok(None);
-        }
+    let mut wanted: Vec<_> = each.into_iter().filter(|source| wish.takes(source.info().card)).collect();
+    for source in &mut wanted {
         let card = source.info().card;
-        if !wish.takes(card) {
-            continue;
-        }
-        on_progress(Attaching::Begins(card));
-        let with_reason = |reason: String| Unmeasured::new(card.name, reason);
         source.ask(CommonOptions {
             explain_over_ns: Some(wish.late_from_ns(card)),
             explain_held_up_over_ns: card
@@ -146,6 +139,17 @@ pub(super) fn attach_each(
             is_sparing: wish.is_sparing,
             ..CommonOptions::default()
         });
+    }
+    // Before any thread is started. Each source reports an error itself.
+    let _ = session.cpus(&[]);
+    wanted.iter().for_each(|source| source.prepare(&session));
+    for source in wanted {
+        if watch.until(Some(Instant::now()))? != Ended::Time {
+            return Ok(None);
+        }
+        let card = source.info().card;
+        on_progress(Attaching::Begins(card));
+        let with_reason = |reason: String| Unmeasured::new(card.name, reason);
         match source.attach(&session) {
             Ok(source) => {
                 // A limitation of the shared CPU account is reported once, not by each source.
@@ -163,7 +167,8 @@ pub(super) fn attach_each(
             Err(error) => {
                 // The CPU account may rely on timers of a source that failed to attach: start with a new session.
                 if looking.is_empty() {
-                    session = new_session();
+                    let before = std::mem::replace(&mut session, new_session());
+                    session.take_over(&before);
                 }
                 unmeasured.push(with_reason(error.to_string()));
                 first.get_or_insert(error);

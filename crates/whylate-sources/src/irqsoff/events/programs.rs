@@ -105,7 +105,7 @@ impl Programs {
         let entries = cpus::highest_possible().context("cannot list the CPUs")? + 1;
         open.maps.section_by_cpu.set_max_entries(entries)?;
         open.maps.bucket_pages.set_max_entries(PAGES)?;
-        let skeleton = open.load()?;
+        let skeleton = attach::load(open)?;
         let map =
             |map: &libbpf_rs::MapMut<'_>, entries: u32, bytes| MappedArray::new(map.as_fd(), entries as usize, bytes);
         let maps = &skeleton.maps;

@@ -42,8 +42,19 @@ pub(super) use skel::types;
 
 /// Program that samples inside sections. Attached to perf events of its own.
 const SAMPLER_PROGRAM: &str = "on_kernel_cycles";
-/// Eight pages of histogram buckets for each culprit: its lengths are similar.
-const PAGES: u32 = 8 * tick_limits::MAX_CULPRITS.0;
+/// Pages of histogram buckets for each culprit: its lengths are similar.
+const PAGES_PER_CULPRIT: u32 = 8;
+/// Minimum size of the table of culprits.
+const MIN_CULPRITS: u32 = 1_024;
+/// Longest interval between reads of the table, in nanoseconds.
+const READ_EVERY_NS: u64 = 200_000_000;
+
+/// Returns the size of the table of culprits. Each tick adds at most one, and the table is emptied once it is half full.
+fn culprits_for(cpus: u32, period_ns: u64) -> u32 {
+    let per_cpu = u32::try_from(2 * READ_EVERY_NS / period_ns.max(1)).unwrap_or(u32::MAX);
+    let most = tick_limits::MAX_CULPRITS.0;
+    cpus.saturating_mul(per_cpu).clamp(MIN_CULPRITS, most).next_power_of_two().min(most)
+}
 
 pub(super) struct Programs {
     _links: Vec<Link>,
@@ -110,16 +121,20 @@ impl Programs {
         settings.with_causes = options.explain_over_ns.is_some();
         settings.looks_inside = !sampler.is_empty();
         settings.proves_inside = sampler.requires_irqs_off();
-        settings.page_limit = PAGES;
-        let culprit_limit = options.most_culprits.unwrap_or(u32::MAX).min(tick_limits::MAX_CULPRITS.0);
+        let entries = cpus::highest_possible().context("cannot list the CPUs")? + 1;
+        let culprits = culprits_for(entries, period_ns);
+        let pages = PAGES_PER_CULPRIT * culprits;
+        settings.page_limit = pages;
+        let culprit_limit = options.most_culprits.unwrap_or(u32::MAX).min(culprits);
         settings.culprit_limit = culprit_limit;
         let variables = PerCpu::new()?;
         settings.steal_time_distance = variables.distance("hrtimer_bases", "steal_time").unwrap_or(0);
         settings.irq_registers_distance = variables.distance("hrtimer_bases", "__irq_regs").unwrap_or(0);
-        let entries = cpus::highest_possible().context("cannot list the CPUs")? + 1;
         open.maps.tick_by_cpu.set_max_entries(entries)?;
         open.maps.inside_by_cpu.set_max_entries(entries)?;
-        open.maps.bucket_pages.set_max_entries(PAGES)?;
+        open.maps.bucket_pages.set_max_entries(pages)?;
+        open.maps.culprit_by_id.set_max_entries(culprits)?;
+        open.maps.culprit_id_by_key.set_max_entries(culprits)?;
         if let Some(account) = &account {
             account.share_with(open.open_object_mut())?;
         }
@@ -129,7 +144,7 @@ impl Programs {
         }
         disable_missing_tracepoints(open.open_object_mut())?;
         open.progs.on_kernel_cycles.set_autoload(!sampler.is_empty());
-        let skeleton = open.load()?;
+        let skeleton = attach::load(open)?;
         if let Some(account) = &mut account {
             account.watch_unexplained(skeleton.maps.unexplained_events.as_fd())?;
         }
@@ -137,11 +152,11 @@ impl Programs {
             |map: &libbpf_rs::MapMut<'_>, entries: u32, bytes| MappedArray::new(map.as_fd(), entries as usize, bytes);
         let maps = &skeleton.maps;
         let ticks = map(&maps.tick_by_cpu, entries, size_of::<tick>()).context("cannot map the ticks")?;
-        let culprits = map(&maps.culprit_by_id, tick_limits::MAX_CULPRITS.0, size_of::<culprit>());
+        let culprits = map(&maps.culprit_by_id, culprits, size_of::<culprit>());
         let culprits = culprits.context("cannot map the culprits")?;
         let key = offset_of!(culprit, key)..offset_of!(culprit, key) + size_of::<culprit_key>();
         let culprits = Elements::new(culprits, key, culprit_limit, &maps.culprit_id_by_key);
-        let pages = map(&maps.bucket_pages, PAGES, size_of::<bucket_page>()).context("cannot map the histograms")?;
+        let pages = map(&maps.bucket_pages, pages, size_of::<bucket_page>()).context("cannot map the histograms")?;
         let pages = Rc::new(pages);
         let lengths = Distributions::new(Rc::clone(&pages), DistributionOffsets::new(offset_of!(culprit, length)));
         let lateness = Distributions::new(pages, DistributionOffsets::new(offset_of!(tick, lateness)));
