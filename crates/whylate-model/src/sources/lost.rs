@@ -31,7 +31,10 @@ pub const SHARED_LOST: &[Reason] = &[
         "a CPU did more than could be read in time; on paths, that time is `not recorded` (--why, run)",
     ),
     reason("late_events", "late events came faster than they were read, or were too many for one line of JSON"),
-    reason("merged_full", "the span has more series or stacks than are distinguished; the others are missing (replay)"),
+    reason(
+        "merged_full",
+        "the span has more series, stacks or programs than are distinguished; the others are missing (replay)",
+    ),
     reason("nested", "a BPF program was skipped because it was already running on that CPU"),
     reason("occupancy_nested", "an event interrupted the accounting of its CPU, and is missing from it (--why)"),
     reason("occupancy_stacks", "the stack that a late interrupt found could not be stored (--why)"),
