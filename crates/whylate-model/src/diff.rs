@@ -61,8 +61,8 @@ pub struct Diff {
     pub too_little: u64,
     /// Sources and quantities that only one side has or that cannot be compared, with reasons.
     pub not_compared: Vec<Unmeasured>,
-    /// Late events and culprits that occur on only one side, or ten times as often there, and are too rare or too bursty
-    /// for the test.
+    /// Late events, culprits and held-up programs that occur on only one side, or ten times as often there, and are too
+    /// rare or too bursty for the test.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub bursts: Vec<Row>,
     /// All rows: increases before decreases, each with culprits first; then rows without a difference.
@@ -226,17 +226,18 @@ const MIN_BURST_EVENTS: f64 = 3.0;
 const MIN_BURST_RATIO: f64 = 10.0;
 /// Minimum delay in nanoseconds per second, as for culprits that the test finds.
 const MIN_BURST_DELAY: f64 = 200_000.0;
+/// Minimum share of the time of the side for which a program was held up.
+const MIN_BURST_SHARE: f64 = 0.02;
 
 impl Row {
-    /// Returns whether the row is a late event or culprit that occurs almost only on one side and that the test has not
-    /// found. `spans_ns` are the lengths of the sides.
+    /// Returns whether the row is a late event, culprit or held-up program that occurs almost only on one side and that the
+    /// test has not found. `spans_ns` are the lengths of the sides.
     fn is_burst(&self, spans_ns: [u64; 2]) -> bool {
+        let [before, after] = [&self.before, &self.after].map(|side| side.value.unwrap_or(0.0));
         let is_of_interest = match &self.what {
             What::Late { .. } => true,
-            What::Culprit { .. } => {
-                let delay = |side: &Measure| side.value.unwrap_or(0.0);
-                delay(&self.before).max(delay(&self.after)) >= MIN_BURST_DELAY
-            }
+            What::Culprit { .. } => before.max(after) >= MIN_BURST_DELAY,
+            What::HeldUp { .. } => before.max(after) >= MIN_BURST_SHARE,
             _ => false,
         };
         let counts = [self.before.count as f64, self.after.count as f64];

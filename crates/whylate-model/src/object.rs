@@ -215,6 +215,12 @@ impl Object {
         self.any_of.iter_mut().zip(&other.any_of).for_each(|(one, other)| one.keep_common(other));
     }
 
+    /// Copies the peers of an object that [is the same](Object::is_same).
+    pub fn clone_peers(&mut self, other: &Object) {
+        (self.peers, self.other_peers) = (other.peers.clone(), other.other_peers);
+        self.any_of.iter_mut().zip(&other.any_of).for_each(|(one, other)| one.clone_peers(other));
+    }
+
     /// Strips the local address and the inode of a connection, which differ from one connection to the next.
     #[must_use]
     pub fn without_local_address(mut self) -> Self {

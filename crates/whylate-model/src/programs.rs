@@ -5,6 +5,7 @@
 mod call;
 mod judge;
 mod merge;
+mod seen_objects;
 mod tally;
 mod thread;
 
@@ -12,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 pub use call::CallKind;
 pub use judge::{LIMIT, MIN_COVERED_NS, MIN_WAITS};
-pub use tally::{Pair, Sample, Tally};
+pub use tally::{HeldUpThreads, Leader, Pair, Sample, Tally, WaitLookup};
 
 use crate::object::Object;
 use crate::{ActorName, Cause, Histogram};
@@ -76,9 +77,13 @@ pub struct HeldUpPart {
     /// System call that the thread waited in, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub via: Option<String>,
-    /// Object of these waits, such as the path of a lock file, as it was seen during one of them.
+    /// Object of these waits, such as the path of a lock file: the same in most of the waits in which it was read. Its peers
+    /// are those of one of these waits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub object: Option<Object>,
+    /// Number of waits in which this object was read, less those of other spans in which another one was.
+    #[serde(default, skip_serializing_if = "crate::units::is_zero")]
+    pub object_waits: u64,
     /// Total time, in nanoseconds.
     pub ns: u64,
     /// Distribution of the waits' durations.
@@ -115,6 +120,18 @@ impl Programs {
     /// Returns whether nothing was measured.
     pub fn is_none(&self) -> bool {
         self.covered_ns == 0
+    }
+
+    /// Returns whether too little of the time was read to judge programs.
+    pub fn are_unjudged(&self) -> bool {
+        (1..MIN_COVERED_NS).contains(&self.covered_ns)
+    }
+
+    /// Keeps the threads that were held up longest, and sorts them. Returns the number of waits of the others.
+    pub fn keep_longest(&mut self, max: usize) -> u64 {
+        self.held_up.sort_by(|a, b| (b.held_up_ns(), &a.who).cmp(&(a.held_up_ns(), &b.who)));
+        let left_out = self.held_up.split_off(self.held_up.len().min(max));
+        left_out.iter().map(|program| program.latency().count()).sum()
     }
 }
 

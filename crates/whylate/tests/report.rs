@@ -26,7 +26,7 @@ use whylate_model::recording::Reader;
 use whylate_model::units::is_printable;
 
 use directory::{RECORDINGS, recordings};
-use fixtures::{MARKS, recording};
+use fixtures::{HELD_UP_PERCENT, MARKS, recording};
 use python::python_with;
 use running::whylate;
 use tables::{Row, ensure_same, rows, unescaped};
@@ -133,6 +133,22 @@ fn selects_the_same_part_as_replay() -> Result<()> {
     let page = page(&[&[name(&file)], &span[..]].concat(), &directory.path().join("x.html"))?;
     let look = look(&[&[name(&file)], &span[..]].concat())?;
     ensure_same(&rows(&page, "<table id=\"sources\">")?, &rows(&page, "<table id=\"culprits\">")?, &look)
+}
+
+#[test]
+fn timeline_shows_when_a_program_was_held_up() -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    let file = recording(directory.path(), 30, false)?;
+    let page = page(&[name(&file)], &directory.path().join("x.html"))?;
+    // Held up in odd seconds only.
+    let percents: Vec<String> = (0..30).map(|second| (second % 2 * HELD_UP_PERCENT).to_string()).collect();
+    ensure!(page.contains(&format!("data-percents=\"{}\"><h3>service:900</h3>", percents.join(","))), "other slots");
+    let what = "held up 40% of 30.0s by thread indexer:812 running, flock the lock of file /var/lib/app/lock";
+    ensure!(page.contains(what), "another program, or none");
+    // A recording without programs has no such picture.
+    let page = self::page(&[GOLDEN], &directory.path().join("y.html"))?;
+    ensure!(!page.contains("data-percents"), "a program that was not recorded");
+    Ok(())
 }
 
 #[test]

@@ -39,6 +39,8 @@ pub(super) struct Block {
     pub waiting_ns: f64,
     /// Delay that all culprits caused, in nanoseconds.
     pub delayed_ns: f64,
+    /// Time that was read of the programs, in nanoseconds.
+    pub programs_ns: u64,
     pub samples: HashMap<u32, Sample>,
 }
 

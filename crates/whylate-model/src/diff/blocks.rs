@@ -9,6 +9,7 @@ use super::rows::rows;
 use super::{About, Diff, Test};
 use crate::folded::{Root, frames, waiting};
 use crate::late::LateKind;
+use crate::programs::Programs;
 use crate::recording::{Header, Measured, Unmeasured};
 use crate::sources::{Card, Merging, PRESENT, named};
 use crate::units::format_ns;
@@ -222,6 +223,7 @@ impl Comparison {
         let Some(snapshot) = merger.take() else { return };
         block.covered_ns = snapshot.duration_ns;
         self.add_series(&mut block, card, &snapshot);
+        self.add_programs(&mut block, card, &snapshot.programs);
         for stack in waiting(&snapshot, false) {
             block.waiting_ns += stack.weight_ns as f64;
             let names: Vec<String> = frames(stack, Root::Process).into_iter().map(|frame| frame.name).collect();
@@ -230,6 +232,21 @@ impl Comparison {
             self.put(&mut block, key, &sample);
         }
         self.sides[side][card].blocks.push(block);
+    }
+
+    /// Adds the share of the time for which each program was held up. Of several threads of one name, the one that was held
+    /// up most stands for the program.
+    fn add_programs(&mut self, block: &mut Block, card: usize, programs: &Programs) {
+        block.programs_ns = programs.covered_ns;
+        let mut by_name: BTreeMap<What, Sample> = BTreeMap::new();
+        for program in &programs.held_up {
+            let sample = by_name.entry(What::held_up(program.program())).or_default();
+            sample.count += program.parts.iter().map(|part| part.latency.count()).sum::<u64>();
+            sample.amount = sample.amount.max(program.share(programs.covered_ns) * programs.covered_ns as f64);
+        }
+        for (what, sample) in by_name {
+            self.put(block, Key { card: Some(card), what, of: Quantity::Events }, &sample);
+        }
     }
 
     fn add_series(&mut self, block: &mut Block, card: usize, snapshot: &Snapshot) {
@@ -288,6 +305,15 @@ impl Comparison {
                     // One side alone has nothing to be compared with.
                     self.sides[1 - side][card] = SourceBlocks::default();
                 }
+            }
+        }
+        for card in 0..self.cards.len() {
+            let has_programs = |side: &Vec<SourceBlocks>| side[card].blocks.iter().any(|block| block.programs_ns > 0);
+            let [before, after] = [has_programs(&self.sides[0]), has_programs(&self.sides[1])];
+            if before != after {
+                let side = if before { "before" } else { "after" };
+                let reason = format!("programs held up are not compared: they were recorded only {side}");
+                self.exclude(self.cards[card].name, &reason);
             }
         }
         if self.keys.dropped > 0 {

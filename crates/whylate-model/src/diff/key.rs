@@ -25,6 +25,11 @@ pub enum What {
         /// Name of the late events, such as `work items`.
         late: String,
     },
+    /// Time for which a program was held up.
+    HeldUp {
+        /// Name of the program, without PID.
+        program: String,
+    },
     /// A series.
     Series {
         /// Labels of the series, without PIDs and TIDs.
@@ -62,6 +67,11 @@ impl What {
         // A source without thresholds for figures has no name for its events.
         let late = if judged.of.is_empty() { "late events" } else { judged.of };
         What::Late { late: late.to_owned() }
+    }
+
+    /// Returns the key of a program that was held up.
+    pub(super) fn held_up(program: &ActorName) -> What {
+        What::HeldUp { program: program.alike().to_string() }
     }
 
     pub(super) fn series(labels: &Labels) -> What {

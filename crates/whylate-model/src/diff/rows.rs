@@ -16,6 +16,8 @@ const MIN_EVENTS: u64 = 10;
 /// Minimum share of all delays for a culprit, and of all thread time for a stack, to be compared.
 const MIN_DELAY_SHARE: f64 = 0.005;
 const MIN_STACK_SHARE: f64 = 0.001;
+/// Minimum share of the time for which a program was held up on one side, and minimum change of it.
+const MIN_HELD_UP_SHARE: f64 = 0.05;
 /// Culprits with delays below both limits, in total nanoseconds per second and in nanoseconds per delay, are ranked
 /// last: they are a part of other delays, as the timer's interrupt is.
 const MIN_DELAY_PER_S: f64 = 200_000.0;
@@ -37,6 +39,7 @@ struct Side<'a> {
     /// Total snapshot time of each source, in nanoseconds.
     covered_ns: Vec<f64>,
     waiting_ns: Vec<f64>,
+    programs_ns: Vec<f64>,
     delayed_per_s: f64,
     /// Blocks of sources with causes, by block number: (card index, block index).
     cells: BTreeMap<u64, Vec<(usize, usize)>>,
@@ -105,6 +108,10 @@ impl<'a> Side<'a> {
             sources,
             covered_ns: sources.iter().map(sum).collect(),
             waiting_ns: sources.iter().map(|of| of.blocks.iter().map(|block| block.waiting_ns).sum()).collect(),
+            programs_ns: sources
+                .iter()
+                .map(|of| of.blocks.iter().map(|block| block.programs_ns as f64).sum())
+                .collect(),
             delayed_per_s,
             cells,
             least_ns,
@@ -203,6 +210,23 @@ fn rows_of_key(sides: &[Side<'_>; 2], source: &str, key: &Key, samples: &[Sample
             let row = row("share", "", Unit::Share, both(&share));
             vec![Candidate { least_change: MIN_STACK_SHARE, ..Candidate::new(row, is_enough, vec![shares], None) }]
         }
+        (Quantity::Events, What::HeldUp { .. }) => {
+            let covered_ns = [0, 1].map(|side| sides[side].programs_ns[card]);
+            if covered_ns.contains(&0.0) {
+                return Vec::new();
+            }
+            let share = |side: usize| totals[side].amount / covered_ns[side];
+            let is_enough = count >= MIN_LATE && share(0).max(share(1)) >= MIN_HELD_UP_SHARE;
+            // Blocks of which nothing was read have no share.
+            let shares = values(|block, sample| match block.programs_ns {
+                0 => f64::NAN,
+                ns => sample.amount / ns as f64,
+            });
+            let shares = shares.map(|shares| shares.into_iter().filter(|share| !share.is_nan()).collect());
+            let row = row("held_up", "", Unit::Share, both(&share));
+            let candidate = Candidate::new(row, is_enough, with_presence(shares), Some(ns_per_s()));
+            vec![Candidate { least_change: MIN_HELD_UP_SHARE, ..candidate }]
+        }
         (Quantity::Events, _) => {
             let row =
                 row("late", "", Unit::PerHour, both(&|side| totals[side].count as f64 * 3600.0 / covered_s(side)));
@@ -293,6 +317,8 @@ impl Candidate {
                 ..
             } => 1,
             What::Culprit { .. } => FIRST_TIER,
+            // Says what was slow, not why.
+            What::HeldUp { .. } => 1,
             What::Series { .. } => 2,
             // Says that something was late, not what or why.
             What::Late { .. } => 3,

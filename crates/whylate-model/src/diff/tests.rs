@@ -3,6 +3,7 @@
 use std::f64::consts::TAU;
 
 use super::*;
+use crate::programs::{HeldUpBy, HeldUpPart, HeldUpProgram, Programs};
 use crate::recording::{Header, Measured};
 use crate::sources::{OFFCPU, TIMERLAT, WQ};
 use crate::{ActorName, Cause, CauseKind, LateEvent, Series, Snapshot, Stack};
@@ -333,4 +334,73 @@ fn sides_of_different_length_use_equal_blocks() {
     let diff = compare(&long, &short);
     assert_eq!((diff.test.block_ns, diff.test.blocks_before, diff.test.blocks_after), (2 * SECOND_NS, 300, 30));
     assert!(diff.differ * 20 <= diff.compared, "{} of {}", diff.differ, diff.compared);
+}
+
+/// Sets how long two threads of a program were held up in each second, in milliseconds: the second one half as long.
+fn hold_up(seconds: &mut [Snapshot], held_up_ms: impl Fn(u64) -> u64) {
+    let of_offcpu = seconds.iter_mut().filter(|snapshot| snapshot.source == OFFCPU.name);
+    for (snapshot, second) in of_offcpu.zip(0..) {
+        let thread = |tid: u32, ms: u64| HeldUpProgram {
+            who: ActorName::thread("service", 1_000 * second as u32 + tid),
+            lived_ns: SECOND_NS,
+            parts: vec![HeldUpPart {
+                by: HeldUpBy::Lock,
+                ns: ms * 1_000_000,
+                latency: (0..ms / 20).map(|_| 20_000_000).collect(),
+                ..HeldUpPart::default()
+            }],
+            ..HeldUpProgram::default()
+        };
+        let ms = held_up_ms(second);
+        let held_up = if ms > 0 { vec![thread(1, ms), thread(2, ms / 2)] } else { Vec::new() };
+        snapshot.programs = Programs { covered_ns: SECOND_NS, held_up, ..Programs::default() };
+    }
+}
+
+fn is_service(what: &What) -> bool {
+    *what == What::HeldUp { program: "service".to_owned() }
+}
+
+#[test]
+fn program_is_compared_by_the_share_for_which_it_was_held_up() {
+    let mut machine = Machine::new(11, 0.5);
+    let [mut before, mut after] = [30, 30].map(|seconds| machine.seconds(seconds));
+    hold_up(&mut before, |second| 60 + 20 * (second % 3));
+    hold_up(&mut after, |second| 480 + 20 * (second % 5));
+    let diff = compare(&before, &after);
+    let share = row(&diff, "held_up", is_service);
+    assert_eq!((share.outcome, share.unit, share.source.as_str()), (Outcome::More, Unit::Share, OFFCPU.name));
+    // The thread that was held up longer stands for both.
+    let is_near = |side: Measure, share: f64| side.value.is_some_and(|value| (value - share).abs() < 1e-9);
+    assert!(is_near(share.before, 0.08) && is_near(share.after, 0.52), "{share:?}");
+    assert_eq!(share.before.count, 10 * (3 + 4 + 5) + 10 * (1 + 2 + 2));
+    // Less than 5 points are no difference.
+    hold_up(&mut after, |second| 100 + 20 * (second % 3));
+    assert_eq!(row(&compare(&before, &after), "held_up", is_service).outcome, Outcome::NoDifference);
+}
+
+#[test]
+fn program_held_up_in_a_burst_is_listed() {
+    let mut machine = Machine::new(12, 0.5);
+    let [mut before, mut after] = [30, 30].map(|seconds| machine.seconds(seconds));
+    hold_up(&mut before, |_| 0);
+    hold_up(&mut after, |second| if second == 20 { 900 } else { 0 });
+    let diff = compare(&before, &after);
+    assert!(!row(&diff, "held_up", is_service).outcome.differs());
+    let burst = diff.bursts.iter().find(|row| is_service(&row.what)).expect("a row");
+    assert_eq!((burst.before.count, burst.after.count), (0, 45 + 22));
+    // Too few blocks for any test.
+    let few = compare(&before[..8], &after[40..48]);
+    assert!(few.test.are_too_few() && few.bursts.iter().any(|row| is_service(&row.what)));
+}
+
+#[test]
+fn programs_that_only_one_side_recorded_are_not_compared() {
+    let mut machine = Machine::new(13, 0.5);
+    let [before, mut after] = [30, 30].map(|seconds| machine.seconds(seconds));
+    hold_up(&mut after, |_| 500);
+    let diff = compare(&before, &after);
+    assert!(!diff.rows.iter().chain(&diff.bursts).any(|row| is_service(&row.what)));
+    let [note] = &diff.not_compared[..] else { panic!("{:?}", diff.not_compared) };
+    assert!(note.reason.ends_with("recorded only after"), "{note:?}");
 }

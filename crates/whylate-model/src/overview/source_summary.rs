@@ -82,7 +82,10 @@ impl<'a> SourceSummary<'a> {
         self.at_end.clone_from(&later.at_end);
         self.remark.clone_from(&later.remark);
         self.sleepers.clone_from(&later.sleepers);
-        self.programs.add(&later.programs);
+        let dropped = self.programs.add(&later.programs);
+        if dropped > 0 {
+            *self.lost.entry("merged_full".to_owned()).or_default() += dropped;
+        }
         self.has_series |= later.has_series;
         self.unexplained.events = self.unexplained.events.saturating_add(later.unexplained.events);
         self.unexplained.total_ns = self.unexplained.total_ns.saturating_add(later.unexplained.total_ns);

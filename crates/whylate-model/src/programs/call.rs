@@ -27,7 +27,7 @@ pub enum CallKind {
 
 impl CallKind {
     /// Returns the kind of a system call by its name.
-    pub fn of(name: &str) -> Self {
+    pub fn from_name(name: &str) -> Self {
         match name {
             "flock" | "fcntl" => return CallKind::FileLock,
             "read" | "readv" | "pread64" | "preadv" | "preadv2" | "recvfrom" | "recvmsg" | "recvmmsg"
@@ -66,7 +66,7 @@ mod tests {
             ("semop", CallKind::Other),
             ("openat", CallKind::Other),
         ] {
-            assert_eq!(CallKind::of(name), kind, "{name}");
+            assert_eq!(CallKind::from_name(name), kind, "{name}");
         }
     }
 }

@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Adds up the waits and CPU time of threads from their run slices, and chooses waits whose paths are followed.
+//! Adds up the waits and CPU time of threads from their run slices, and chooses the waits that are followed along their paths.
 
 use std::cmp::Reverse;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use super::thread::{Group, HeldUpWait, ThreadState, ThreadSums};
 use super::{CallKind, HeldUpProgram, Programs, Spawned};
 use crate::ActorName;
+use crate::object::Object;
 use crate::own::{Own, own};
 use crate::path::history::{Holder, Name, RunSlice, SwitchIn, SwitchOut, Waker};
-use crate::path::{Path, Query};
+use crate::path::{Path, Query, WaitSpan};
 
-/// Maximum number of threads; further ones are not judged.
+/// Maximum number of threads; waits of further ones are only counted.
 const MAX_THREADS: usize = 32_768;
 /// Maximum number of names under which exited threads are summed.
 const MAX_NAMES: usize = 1_024;
@@ -27,11 +28,40 @@ const MIN_SHARE: f64 = 0.02;
 /// Maximum number of programs that others started, and minimum number of their runs a second.
 const MAX_SPAWNED: usize = 8;
 const MIN_RUNS_A_SECOND: f64 = 5.0;
-/// Maximum number of threads whose objects are looked up at a time, and minimum share for which each was held up.
-const MAX_LOOKUPS: usize = 8;
-const MIN_LOOKUP_SHARE: f64 = 0.1;
+/// Maximum number of kinds of waits that are to be read, and minimum share of the time of each.
+const MAX_LEADERS: usize = 12;
+const MIN_LEADER_SHARE: f64 = 0.1;
+/// Time after a snapshot in which the leaders of the span before are still read: the first waits may not be over yet.
+const LED_FOR_NS: u64 = 500_000_000;
 
-/// A wait whose path is to be followed.
+/// What the live machine knows of waits.
+pub trait WaitLookup {
+    /// Returns the name of a system call.
+    fn call_name(&mut self, number: u16) -> Option<String>;
+    /// Returns the object that was read during a wait in the system call `via`, or outside of calls. It is asked for the
+    /// waits of a thread in order of time.
+    fn object(&mut self, wait: WaitSpan, via: Option<&str>) -> Option<Object>;
+}
+
+/// Threads that were held up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum HeldUpThreads {
+    /// The thread with this TID.
+    One(u32),
+    /// All threads of this name that have exited.
+    OfName(Name),
+}
+
+/// Waits of one kind for which threads were held up most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Leader {
+    /// The threads.
+    pub threads: HeldUpThreads,
+    /// Number of the system call, if they waited in one.
+    pub call: Option<u16>,
+}
+
+/// A wait that is to be followed along its path.
 #[derive(Clone, Copy, Debug)]
 pub struct Sample {
     /// The wait to follow.
@@ -66,6 +96,10 @@ pub struct Tally {
     on_cpu_ns: u64,
     ready_ns: u64,
     due: Vec<Sample>,
+    /// Leaders of the previous span.
+    led: Vec<Leader>,
+    /// Number of waits, and of starts of programs, that count for no program for lack of room.
+    unjudged: u64,
 }
 
 impl Tally {
@@ -74,13 +108,8 @@ impl Tally {
         self.read_until_ns
     }
 
-    /// Adds the run slices of all CPUs between two times, in order of their starts. `call_name` names system calls.
-    pub fn add(
-        &mut self,
-        (from_ns, until_ns): (u64, u64),
-        slices: &[RunSlice],
-        call_name: &mut dyn FnMut(u16) -> Option<String>,
-    ) {
+    /// Adds the run slices of all CPUs between two times, in order of their starts.
+    pub fn add(&mut self, (from_ns, until_ns): (u64, u64), slices: &[RunSlice], lookup: &mut dyn WaitLookup) {
         if from_ns != self.read_until_ns {
             // Threads may have run in the gap.
             let read_until_ns = self.read_until_ns;
@@ -93,21 +122,17 @@ impl Tally {
         for slice in slices {
             let Holder::Thread(tid) = slice.holder else { continue };
             if tid != 0 {
-                self.add_slice(tid, slice, from_ns, call_name);
+                self.add_slice(tid, slice, from_ns, lookup);
             }
         }
         self.covered_ns += until_ns.saturating_sub(from_ns);
         self.read_until_ns = until_ns;
     }
 
-    fn add_slice(
-        &mut self,
-        tid: u32,
-        slice: &RunSlice,
-        from_ns: u64,
-        call_name: &mut dyn FnMut(u16) -> Option<String>,
-    ) {
+    fn add_slice(&mut self, tid: u32, slice: &RunSlice, from_ns: u64, lookup: &mut dyn WaitLookup) {
         if self.threads.len() >= MAX_THREADS && !self.threads.contains_key(&tid) {
+            let ends_wait = matches!(slice.entry, SwitchIn::Woken { .. } | SwitchIn::Preempted { .. });
+            self.unjudged += u64::from(ends_wait);
             return;
         }
         if let SwitchIn::Woken { by: Waker::Parent(_), .. } = slice.entry {
@@ -117,7 +142,7 @@ impl Tally {
         if let SwitchIn::Woken { at_ns, by: Waker::Thread(waker), .. } = slice.entry
             && let Some((_, blocked)) = self.threads.get(&tid).and_then(|thread| thread.left)
         {
-            let call = blocked.syscall.map(|number| kind_of_call(&mut self.calls, number, call_name));
+            let call = blocked.syscall.map(|number| kind_of_call(&mut self.calls, number, lookup));
             // A waker that makes room for data, or releases a lock, does not send a request.
             let takes_requests = matches!(call, Some(CallKind::Reads | CallKind::Idle | CallKind::Futex));
             if let Some(waker) = self.threads.get_mut(&waker).filter(|_| takes_requests) {
@@ -150,10 +175,10 @@ impl Tally {
             SwitchIn::GoesOn | SwitchIn::Queued { .. } | SwitchIn::Unseen => None,
         };
         if let Some((runnable_ns, by)) = runnable {
-            let mut waits = [None; 3];
+            let (mut waits, mut object) = ([None; 3], None);
             if let (Some(by), Some((left_ns, blocked))) = (by, thread.left.take()) {
                 let call = match blocked.syscall {
-                    Some(number) => kind_of_call(&mut self.calls, number, call_name),
+                    Some(number) => kind_of_call(&mut self.calls, number, lookup),
                     None => CallKind::Other,
                 };
                 let ns = runnable_ns.saturating_sub(left_ns);
@@ -164,6 +189,10 @@ impl Tally {
                 let wait =
                     |by| HeldUpWait { group: Group::Blocked { by, call: blocked.syscall }, waker, has_asked, ns };
                 waits[0] = group.map(|by| (wait(by), left_ns, slice.start_ns, true));
+                if waits[0].is_some() {
+                    let via = blocked.syscall.and_then(|number| self.calls.get(&number)?.1.as_deref());
+                    object = lookup.object(WaitSpan { tid, from_ns: Some(left_ns), woken_ns: runnable_ns }, via);
+                }
                 thread.resumed_ns = slice.start_ns;
             }
             // A wait that began in an earlier read counts whole in the read in which it ends.
@@ -183,7 +212,13 @@ impl Tally {
                 (waits[1], waits[2]) = (wait(Group::Queued, queued_ns), wait(Group::Throttled, throttled_ns));
             }
             for (wait, from_ns, to_ns, is_wait) in waits.into_iter().flatten() {
-                let Some(sums) = thread.sums.add(&wait) else { continue };
+                let Some(sums) = thread.sums.add(&wait) else {
+                    self.unjudged += 1;
+                    continue;
+                };
+                if let Some(object) = object.take_if(|_| is_wait) {
+                    sums.saw(object);
+                }
                 let weight = sums.unsampled_ns / SAMPLE_NS;
                 sums.unsampled_ns %= SAMPLE_NS;
                 if weight > 0 && self.due.len() < MAX_DUE {
@@ -215,13 +250,21 @@ impl Tally {
         thread.sums.lived_ns += at_ns.saturating_sub(thread.counted_from_ns);
         if let Some(parent) = thread.parent {
             let key = (thread.sums.name, parent);
-            if self.spawned.len() < MAX_NAMES || self.spawned.contains_key(&key) {
-                *self.spawned.entry(key).or_default() += 1;
+            match self.spawned.len() < MAX_NAMES || self.spawned.contains_key(&key) {
+                true => *self.spawned.entry(key).or_default() += 1,
+                false => self.unjudged += 1,
             }
         }
-        if self.exited.len() < MAX_NAMES || self.exited.contains_key(&thread.sums.name) {
-            self.exited.entry(thread.sums.name).or_default().absorb(thread.sums);
-        }
+        self.unjudged += match self.exited.len() < MAX_NAMES || self.exited.contains_key(&thread.sums.name) {
+            true => self.exited.entry(thread.sums.name).or_default().absorb(thread.sums),
+            false => thread.sums.waits(),
+        };
+    }
+
+    /// Returns the number of waits, and of starts of programs, since the last call that count for no program, because there
+    /// were too many threads, names or kinds of waits.
+    pub fn take_unjudged(&mut self) -> u64 {
+        std::mem::take(&mut self.unjudged)
     }
 
     /// Returns samples of the waits of the threads that were held up most. Their paths are to be followed.
@@ -243,12 +286,9 @@ impl Tally {
             groups.entry((tid, sample.group)).or_default().push(sample);
         }
         let weight = |samples: &[Sample]| samples.iter().map(|sample| sample.weight).sum::<u64>();
-        // Futexes come last: many threads wait in one, and most of these wait for work.
-        let is_futex = |group: Group| {
-            let Group::Blocked { call: Some(call), .. } = group else { return false };
-            self.calls.get(&call).is_some_and(|(kind, _)| *kind == CallKind::Futex)
-        };
-        let rank = |(tid, group): (u32, Group), samples: &[Sample]| (is_futex(group), Reverse(weight(samples)), tid);
+        // Futexes come last.
+        let rank =
+            |(tid, group): (u32, Group), samples: &[Sample]| (self.is_futex(group), Reverse(weight(samples)), tid);
         let mut groups: Vec<_> = groups.into_iter().map(|(key, samples)| (rank(key, &samples), samples)).collect();
         groups.sort_by_key(|(rank, _)| *rank);
         groups.into_iter().flat_map(|(_, samples)| thinned(&samples)).take(MAX_SAMPLES).collect()
@@ -263,20 +303,40 @@ impl Tally {
         }
     }
 
-    /// Returns the threads that wait now in a call in which they were held up for long, by TID and system call.
-    pub fn held_up_now(&self, call_name: &mut dyn FnMut(u16) -> Option<String>) -> Vec<(u32, String)> {
-        let mut waiting: Vec<(u64, u32, u16)> = Vec::new();
-        for (&tid, thread) in &self.threads {
-            let Some(number) = thread.left.and_then(|(_, blocked)| blocked.syscall) else { continue };
-            let is_of_call = |group: Group| matches!(group, Group::Blocked { call: Some(call), .. } if call == number);
-            let ns = thread.sums.groups.iter().filter(|sums| is_of_call(sums.group)).map(|sums| sums.ns).sum::<u64>();
-            if ns as f64 >= MIN_LOOKUP_SHARE * self.covered_ns as f64 && ns > 0 {
-                waiting.push((ns, tid, number));
+    /// Returns the waits for which threads were held up most since the last snapshot; soon after it, also those of the span
+    /// before. Their objects are to be read.
+    pub fn leaders(&self) -> Vec<Leader> {
+        let min_ns = (MIN_LEADER_SHARE * self.covered_ns as f64) as u64;
+        let alive = self.threads.iter().filter(|(_, thread)| thread.is_kernel != Some(true));
+        let alive = alive.map(|(&tid, thread)| (HeldUpThreads::One(tid), &thread.sums));
+        let exited = self.exited.iter().map(|(&name, sums)| (HeldUpThreads::OfName(name), sums));
+        let mut leaders: Vec<(bool, Reverse<u64>, Leader)> = Vec::new();
+        for (threads, sums) in alive.chain(exited) {
+            for sums in sums.groups.iter().filter(|sums| sums.may_be_held_up() && sums.ns > min_ns) {
+                // Of exited threads, these are not judged.
+                let is_left_out = sums.is_of_program() && matches!(threads, HeldUpThreads::OfName(_));
+                if let Group::Blocked { call, .. } = sums.group
+                    && !is_left_out
+                {
+                    leaders.push((self.is_futex(sums.group), Reverse(sums.ns), Leader { threads, call }));
+                }
             }
         }
-        waiting.sort_by(|a, b| b.cmp(a));
-        waiting.truncate(MAX_LOOKUPS);
-        waiting.into_iter().filter_map(|(_, tid, number)| Some((tid, call_name(number)?))).collect()
+        leaders.sort_unstable();
+        let mut leaders: Vec<Leader> = leaders.into_iter().map(|(_, _, leader)| leader).collect();
+        if self.covered_ns < LED_FOR_NS {
+            leaders.extend(&self.led);
+        }
+        let mut seen = HashSet::new();
+        leaders.retain(|leader| seen.insert(*leader));
+        leaders.truncate(MAX_LEADERS);
+        leaders
+    }
+
+    /// Returns whether these waits are in a futex: many threads wait in one, and most of these wait for work.
+    fn is_futex(&self, group: Group) -> bool {
+        let Group::Blocked { call: Some(call), .. } = group else { return false };
+        self.calls.get(&call).is_some_and(|(kind, _)| *kind == CallKind::Futex)
     }
 
     /// Returns the programs since the last call. `is_work` returns whether the waiter of a pair only waits for work; then
@@ -287,6 +347,7 @@ impl Tally {
         call_name: &mut dyn FnMut(u16) -> Option<String>,
     ) -> Programs {
         let until_ns = self.read_until_ns;
+        self.led = self.leaders();
         let covered_ns = std::mem::take(&mut self.covered_ns);
         let mut programs = Programs {
             covered_ns,
@@ -325,8 +386,7 @@ impl Tally {
             }
         }
         programs.held_up.retain(|program| is_long(program.held_up_ns()));
-        programs.held_up.sort_by(|a, b| (b.held_up_ns(), &a.who).cmp(&(a.held_up_ns(), &b.who)));
-        programs.held_up.truncate(MAX_PROGRAMS);
+        self.unjudged += programs.keep_longest(MAX_PROGRAMS);
         // Threads that have not run for a long time are forgotten; when they run again, they count as new threads.
         if self.threads.len() > MAX_THREADS / 2 {
             self.threads.retain(|_, thread| thread.resumed_ns.saturating_add(10_000_000_000) > until_ns);
@@ -348,8 +408,8 @@ impl Tally {
         often
     }
 
-    /// Returns the pairs whose waker waits longer for the waiter than the waiter for the waker. Which thread serves the
-    /// other is not known: the one that waits less is taken to be the server.
+    /// Returns the pairs in which the waker waits longer for the waiter than the waiter for the waker. Which thread serves
+    /// the other is not known: the one that waits less is taken to be the server.
     fn lesser_of_mutual_pairs(&self) -> Vec<Pair> {
         let mut waits: HashMap<(u32, u32), u64> = HashMap::new();
         for (&waiter, thread) in &self.threads {
@@ -372,13 +432,13 @@ impl Tally {
 fn kind_of_call(
     calls: &mut HashMap<u16, (CallKind, Option<String>)>,
     number: u16,
-    call_name: &mut dyn FnMut(u16) -> Option<String>,
+    lookup: &mut dyn WaitLookup,
 ) -> CallKind {
-    let of = calls.entry(number).or_insert_with(|| {
-        let name = call_name(number);
-        (name.as_deref().map_or(CallKind::Other, CallKind::of), name)
+    let (kind, _) = calls.entry(number).or_insert_with(|| {
+        let name = lookup.call_name(number);
+        (name.as_deref().map_or(CallKind::Other, CallKind::from_name), name)
     });
-    of.0
+    *kind
 }
 
 /// Returns at most a few samples of one kind, at equal distances, which have the weight of all.

@@ -3,13 +3,15 @@
 
 use std::collections::VecDeque;
 
+use super::seen_objects::SeenObjects;
 use super::{CallKind, HeldUpBy, HeldUpPart};
+use crate::object::Object;
 use crate::path::history::{Blocked, Name, Waker};
 use crate::path::timer::TimerKind;
 use crate::path::{Path, PathSegment};
 use crate::{ActorName, Cause, CauseKind, Histogram};
 
-/// Maximum number of kinds of waits of a thread; further ones are not judged.
+/// Maximum number of kinds of waits of a thread; waits of further ones are only counted.
 const MAX_GROUPS: usize = 16;
 /// Maximum number of wakees that are kept: the latest ones.
 const MAX_WAKEES: usize = 8;
@@ -62,6 +64,7 @@ pub(super) struct GroupSums {
     held_up: u64,
     /// Causes of the samples that were held up, in weight.
     causes: Vec<(Cause, f64)>,
+    objects: SeenObjects,
 }
 
 impl GroupSums {
@@ -78,7 +81,13 @@ impl GroupSums {
             sampled: 0,
             held_up: 0,
             causes: Vec::new(),
+            objects: SeenObjects::default(),
         }
+    }
+
+    /// Adds the object that was read during one of the waits.
+    pub fn saw(&mut self, object: Object) {
+        self.objects.add(object, 1);
     }
 
     fn add(&mut self, wait: &HeldUpWait) {
@@ -105,7 +114,7 @@ impl GroupSums {
 
     /// Returns whether the thread may be held up in these waits. Without requests, waits for another program are waits for
     /// work. A request to a thread that is awake causes no wakeup, so only some waits need to follow one.
-    fn may_be_held_up(&self) -> bool {
+    pub fn may_be_held_up(&self) -> bool {
         !self.is_of_program() || self.asked.saturating_mul(ASKED_PART) >= self.count
     }
 
@@ -170,7 +179,7 @@ impl GroupSums {
         self.count();
         // Only a sample shows whether the other program was active.
         let (may_be_held_up, needs_sample) = (self.may_be_held_up(), self.is_of_program());
-        let GroupSums { group, ns, latency, sampled, held_up, causes, .. } = self;
+        let GroupSums { group, ns, latency, sampled, held_up, causes, objects, .. } = self;
         let ns = match sampled {
             _ if !may_be_held_up => 0,
             0 if needs_sample => 0,
@@ -200,7 +209,9 @@ impl GroupSums {
                 // The holder of a kernel lock, or a thread that commits a journal, may wait for a disk itself.
                 let by = if by == HeldUpBy::Lock && all > 0.0 && disk * 2.0 >= all { HeldUpBy::Disk } else { by };
                 let causes = scaled(ns, &|_| true);
-                HeldUpPart { by, via: call.and_then(call_name), object: None, ns, latency, causes }
+                let (object, object_waits) = objects.into_main().unzip();
+                let (via, object_waits) = (call.and_then(call_name), object_waits.unwrap_or(0));
+                HeldUpPart { by, via, object, object_waits, ns, latency, causes }
             }
         })
     }
@@ -249,16 +260,23 @@ impl ThreadSums {
         self.groups.iter().map(|sums| sums.ns).sum()
     }
 
-    /// Adds the sums of an exited thread.
-    pub fn absorb(&mut self, other: ThreadSums) {
+    /// Returns the number of waits that may have been held up.
+    pub fn waits(&self) -> u64 {
+        self.groups.iter().map(|sums| sums.count).sum()
+    }
+
+    /// Adds the sums of an exited thread. Returns the number of its waits without room.
+    pub fn absorb(&mut self, other: ThreadSums) -> u64 {
+        let mut unjudged = 0;
         self.on_cpu_ns += other.on_cpu_ns;
         self.queued_ns += other.queued_ns;
         self.lived_ns += other.lived_ns;
         for mut sums in other.groups {
             sums.count();
             let Some(own) = self.groups.iter_mut().find(|own| own.group == sums.group) else {
-                if self.groups.len() < MAX_GROUPS {
-                    self.groups.push(sums);
+                match self.groups.len() < MAX_GROUPS {
+                    true => self.groups.push(sums),
+                    false => unjudged += sums.count,
                 }
                 continue;
             };
@@ -269,7 +287,9 @@ impl ThreadSums {
             own.sampled += sums.sampled;
             own.held_up += sums.held_up;
             sums.causes.into_iter().for_each(|(cause, share)| own.add_cause(cause, share));
+            own.objects.absorb(sums.objects);
         }
+        unjudged
     }
 
     /// Returns all parts, longest first.

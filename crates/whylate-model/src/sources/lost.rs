@@ -33,7 +33,7 @@ pub const SHARED_LOST: &[Reason] = &[
     reason("late_events", "late events came faster than they were read, or were too many for one line of JSON"),
     reason(
         "merged_full",
-        "the span has more series or stacks than a merged snapshot can have; the others are missing (replay)",
+        "the span has more series, stacks or programs than a merged snapshot can have; the others are missing (replay)",
     ),
     reason("nested", "a BPF program was skipped because it was already running on that CPU"),
     reason(

@@ -44,6 +44,10 @@ pub static OFFCPU: Card = Card {
         ),
         reason("places_full", "the table of call sites was full"),
         reason("processes_full", "the table of processes was full"),
+        reason(
+            "programs_full",
+            "a wait, or the start of a program, counts for none of the programs held up: too many threads, names or kinds",
+        ),
         reason("rules_full", "there was no room for a frame's unwind rule; the stack ends in [unwound partly]"),
         reason("stacks_full", "the table of stacks was full"),
         reason("threads_full", "the table of threads was full"),

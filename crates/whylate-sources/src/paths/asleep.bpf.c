@@ -38,6 +38,7 @@ struct thread_asleep {
 	u32 operation;
 	/* It executes a program: most of /proc about its process may wait until that is over. */
 	u32 in_exec;
+	u8 name[16];
 };
 
 /* What a lock is part of. */
@@ -134,6 +135,7 @@ int on_each_thread(struct bpf_iter__task *ctx)
 	asleep.process = shown_process(task);
 	asleep.parent = parent_of(task);
 	asleep.switches = task->nvcsw + task->nivcsw;
+	BPF_CORE_READ_STR_INTO(&asleep.name, task, comm);
 	bpf_seq_write(ctx->meta->seq, &asleep, sizeof(asleep));
 	return 0;
 }

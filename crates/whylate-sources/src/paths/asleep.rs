@@ -8,7 +8,7 @@ use libbpf_rs::Link;
 use libbpf_rs::skel::SkelBuilder as _;
 use whylate_model::holders::Lock;
 use whylate_model::object::ObjectKind;
-use whylate_model::path::history::{RunSlice, SwitchIn};
+use whylate_model::path::history::{Name, RunSlice, SwitchIn};
 
 use self::skel::types::{lock_kind, lock_of, thread_asleep};
 use self::skel::{AsleepSkel, AsleepSkelBuilder};
@@ -55,6 +55,7 @@ struct Thread {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sleeper {
     pub tid: u32,
+    pub name: Name,
     /// PID of its process.
     pub process: u32,
     /// PID of the process that created its process; 0 if unknown.
@@ -148,7 +149,7 @@ impl Sleepers {
                 }
                 let thread_asleep { tid, process, parent, syscall, switches, .. } = of;
                 let (lock, in_exec) = (WaitedLock::new(&of), of.in_exec != 0 || executes(syscall));
-                found.push(Sleeper { tid, process, parent, switches, syscall, lock, in_exec });
+                found.push(Sleeper { tid, name: Name(of.name), process, parent, switches, syscall, lock, in_exec });
             }
         })?;
         Ok(Walk { found, cut })
@@ -186,7 +187,7 @@ impl Asleep {
 }
 
 #[allow(unsafe_code)]
-// SAFETY: integers.
+// SAFETY: integers, and an array of integers.
 unsafe impl PlainData for thread_asleep {}
 
 #[cfg(test)]

@@ -7,8 +7,7 @@
 //! Walks and reads take at most 5 % of a CPU for them; other threads are read only while the total is below 1 %. With very many
 //! threads, walks are less frequent.
 //!
-//! Of a process in execve(2), files that need `exec_update_lock` are not read: a user can hold this lock for ever. A process
-//! that calls execve(2) after the walk may still stall the thread. Its earlier results stay, and the rest counts as unread.
+//! If the thread stalls in `/proc`, its earlier results stay, and the rest counts as unread.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
@@ -16,12 +15,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use whylate_model::object::{Object, ObjectKind, Peer};
-use whylate_model::path::WaitSpan;
-
-use super::asleep::{Asleep, Sleeper, Sleepers, WaitedLock};
-use crate::kernel::{clock, pid_namespace, syscalls};
-use crate::objects::{self, ProcessNow, Waiter, waiter};
+use super::asleep::{Asleep, Sleeper, Sleepers};
+use super::object_reader::{ObjectReader, Reading};
+use super::read_objects::{ReadObject, ReadObjects};
+use crate::kernel::{clock, syscalls};
 
 /// Time between two walks over all threads.
 const PERIOD: Duration = Duration::from_millis(50);
@@ -40,90 +37,15 @@ const BURST_CPU_NS: u64 = 100_000_000;
 /// Maximum number of objects that are read after one walk, and of walks that try to read one.
 const MAX_A_WALK: usize = 64;
 const MAX_TRIES: u32 = 8;
-/// Maximum number of readings that are kept of threads that come first, and of others.
-const MAX_KEPT: usize = 10_000;
-const MAX_KEPT_OF_OTHERS: usize = 2_000;
-/// Maximum number of readings that are kept of one wait: the walk in which it ends may make three, which do not count.
-const MAX_KEPT_OF_WAIT: usize = 4;
 /// Maximum time to wait for the first walk, and for the last one.
 const MAX_WAIT: Duration = Duration::from_secs(2);
-
-/// Objects that were read while their waits lasted.
-#[derive(Debug, Default)]
-pub(super) struct ReadObjects {
-    /// In order of time.
-    by_thread: HashMap<u32, Vec<ReadObject>>,
-    kept: usize,
-    kept_of_others: usize,
-    /// Number of waits of the program or command that lasted, and whose object was not read in time, and of threads beyond
-    /// the maximum.
-    pub unread: u64,
-}
-
-#[derive(Clone, Debug)]
-struct ReadObject {
-    /// The span of time (CLOCK_MONOTONIC) of the reading. The thread waited at some point of it. A wait around it is that
-    /// wait; if the wait ended within, what was read may be of a later time.
-    from_ns: u64,
-    to_ns: u64,
-    /// Time at which a walk first found the wait. It identifies the wait, as TIDs are reused.
-    seen_ns: u64,
-    /// The wait began before the first walk.
-    is_earlier: bool,
-    /// System call, if the thread is in one.
-    via: Option<String>,
-    object: Object,
-}
-
-impl ReadObjects {
-    /// Returns the object of a wait. If its switch-out was not recorded, the wait must have begun before the first walk
-    /// (`is_earlier`).
-    pub(super) fn of(&self, wait: WaitSpan, via: Option<&str>, is_earlier: bool) -> Option<Object> {
-        let is_in = |read: &&ReadObject| {
-            // A wait that a walk had found before this one began is another one.
-            let is_found_within = |from_ns: u64| read.is_earlier || from_ns < read.seen_ns;
-            let began = wait
-                .from_ns
-                .map_or(is_earlier && read.is_earlier, |from_ns| from_ns < read.from_ns && is_found_within(from_ns));
-            began && read.to_ns < wait.woken_ns && read.via.as_deref() == via
-        };
-        let of_thread = self.by_thread.get(&wait.tid)?;
-        let before = of_thread.partition_point(|read| read.to_ns < wait.woken_ns);
-        of_thread.get(..before)?.last().filter(is_in).map(|read| read.object.clone())
-    }
-
-    /// Keeps a reading. Returns whether something is kept of the wait.
-    fn add(&mut self, tid: u32, mut read: ReadObject, comes_first: bool) -> bool {
-        let (kept, max_kept) = match comes_first {
-            true => (&mut self.kept, MAX_KEPT),
-            false => (&mut self.kept_of_others, MAX_KEPT_OF_OTHERS),
-        };
-        let has_room = *kept < max_kept;
-        let of_thread = self.by_thread.get(&tid).map_or(&[][..], Vec::as_slice);
-        let of_wait = of_thread.iter().rev().take_while(|before| before.seen_ns == read.seen_ns).count();
-        if !has_room && of_wait < MAX_KEPT_OF_WAIT {
-            return of_wait > 0;
-        }
-        let of_thread = self.by_thread.entry(tid).or_default();
-        if let Some(before) = of_thread.last().filter(|_| of_wait > 0 && read.object.kind == ObjectKind::InodeLock) {
-            read.object.path = read.object.path.or_else(|| before.object.path.clone());
-        }
-        if of_wait >= MAX_KEPT_OF_WAIT {
-            of_thread.remove(of_thread.len() - of_wait);
-        } else {
-            *kept += 1;
-        }
-        of_thread.push(read);
-        true
-    }
-}
 
 /// Reads objects on a separate thread until it is dropped.
 pub(super) struct LastingWaits {
     shared: Arc<Mutex<Shared>>,
     /// Ends the thread when it is dropped.
     going: Option<Sender<()>>,
-    /// Says that the thread has ended as it was told to.
+    /// Gets a message when the thread has ended as requested.
     ended: Receiver<()>,
     is_complete: bool,
 }
@@ -205,13 +127,7 @@ struct Walker {
     /// Start of the walks, and CPU time of this thread by then.
     began_ns: u64,
     began_cpu_ns: u64,
-    /// CPU time that other threads took for this one.
-    other_cpu_ns: u64,
-    /// Processes that execute a program.
-    in_exec: HashSet<u32>,
-    /// TIDs of the threads of these.
-    threads_in_exec: HashSet<u32>,
-    has_proc: bool,
+    reader: ObjectReader,
     walks: u64,
 }
 
@@ -252,10 +168,7 @@ impl Walker {
             descendants: HashSet::new(),
             began_ns: clock::monotonic_ns(),
             began_cpu_ns: clock::thread_cpu_ns(),
-            other_cpu_ns: 0,
-            in_exec: HashSet::new(),
-            threads_in_exec: HashSet::new(),
-            has_proc: pid_namespace::has_proc(),
+            reader: ObjectReader::new(),
             walks: 0,
         }
     }
@@ -264,7 +177,7 @@ impl Walker {
     fn has_time(&self, comes_first: bool) -> bool {
         let percent = if comes_first { MAX_CPU_PERCENT } else { MAX_CPU_PERCENT_WITH_OTHERS };
         let allowed_ns = clock::monotonic_ns().saturating_sub(self.began_ns) / 100 * percent + BURST_CPU_NS;
-        clock::thread_cpu_ns().saturating_sub(self.began_cpu_ns) + self.other_cpu_ns < allowed_ns
+        clock::thread_cpu_ns().saturating_sub(self.began_cpu_ns) + self.reader.other_cpu_ns < allowed_ns
     }
 
     /// Updates the waits after a walk from `began_ns` to `ended_ns`, and reads the objects that are due.
@@ -273,15 +186,14 @@ impl Walker {
         self.walks += 1;
         let of_kinds: &[Read] =
             if self.walks.is_multiple_of(WALKS_A_SCAN) { &[Read::Object, Read::Peers] } else { &[Read::Object] };
-        let own = std::process::id();
         let is_read = |walker: &Self, of: &Sleeper| {
             let known = walker.waits[&of.tid];
-            of.process != own && walker.has_proc && (known.comes_first || !known.is_earlier)
+            walker.reader.reads_of(of) && (known.comes_first || !known.is_earlier)
         };
         for (of, waited) in found.iter().filter_map(|of| Some((of, of.lock?))) {
             let Lasting { comes_first, is_earlier, seen_ns, .. } = self.waits[&of.tid];
             if is_read(self, of) && self.has_time(comes_first) {
-                let (object, via) = (self.lock_object(of.tid, waited), syscalls::name(of.syscall));
+                let (object, via) = (self.reader.lock_object(of.tid, waited), syscalls::name(of.syscall));
                 let to_ns = clock::monotonic_ns().max(ended_ns);
                 let read = ReadObject { from_ns: began_ns, to_ns, seen_ns, is_earlier, via, object };
                 self.add(of.tid, read, shared);
@@ -292,11 +204,8 @@ impl Walker {
             for &of_kind in of_kinds {
                 let is_due = |of: &&Sleeper| {
                     let known = self.waits[&of.tid];
-                    // The walk has read kernel locks already. Only the file of an inode lock may be missing.
-                    let may_have = of.lock.is_none_or(|lock| lock.kind == ObjectKind::InodeLock);
                     let is_of_kind = known.due() == Some(of_kind) && known.comes_first == comes_first;
-                    let is_readable = of.syscall >= 0 && !self.in_exec.contains(&of.process);
-                    is_of_kind && is_readable && may_have && is_read(self, of)
+                    is_of_kind && self.reader.may_read_more(of) && is_read(self, of)
                 };
                 let mut due: Vec<&Sleeper> = found.iter().filter(is_due).collect();
                 // Those that cannot be read do not keep others from it.
@@ -323,9 +232,7 @@ impl Walker {
         let before = std::mem::take(&mut self.waits);
         let processes: HashSet<u32> = found.iter().map(|of| of.process).collect();
         self.descendants.retain(|pid| processes.contains(pid));
-        self.in_exec = found.iter().filter(|of| of.in_exec).map(|of| of.process).collect();
-        let threads = found.iter().filter(|of| self.in_exec.contains(&of.process)).map(|of| of.tid);
-        self.threads_in_exec = threads.collect();
+        self.reader.take_in(found);
         // Parents come before their children, but for those whose PIDs have started over.
         for of in found {
             if of.parent == own || self.descendants.contains(&of.parent) {
@@ -343,28 +250,20 @@ impl Walker {
 
     /// Reads the objects of these waits, which began before `since_ns`.
     fn read(&mut self, due: &[&Sleeper], of_kind: Read, since_ns: u64, shared: &Mutex<Shared>) {
-        let waiters: Vec<(&Sleeper, Waiter)> =
-            due.iter().filter_map(|of| Some((*of, waiter(of.process, of.tid, of.switches.into())?))).collect();
-        let of_waiters: Vec<Waiter> = waiters.iter().map(|(_, waiter)| waiter.clone()).collect();
-        let objects = objects::read_here(&of_waiters, of_kind == Read::Peers, &self.in_exec);
-        self.other_cpu_ns += objects.other_cpu_ns;
+        let readings = self.reader.read(due, of_kind == Read::Peers);
         let to_ns = clock::monotonic_ns();
         for of in due {
             self.waits.entry(of.tid).and_modify(|known| known.tries += 1);
         }
-        for (((of, waiter), object), is_read) in waiters.into_iter().zip(objects.found).zip(objects.is_read) {
+        for Reading { tid, is_read, via, object } in readings {
             if is_read {
-                self.waits.entry(of.tid).and_modify(|known| (known.read, known.tries) = (of_kind, 0));
+                self.waits.entry(tid).and_modify(|known| (known.read, known.tries) = (of_kind, 0));
             }
-            let object = match (of.lock, object) {
-                (None, Some(object)) => without_waiter(object, of.tid),
-                (Some(waited), Some(Object { kind: ObjectKind::File, path, .. })) => {
-                    Object { path, ..self.lock_object(of.tid, waited) }
-                }
-                _ => continue,
+            let (Some(object), Some(&Lasting { is_earlier, seen_ns, .. })) = (object, self.waits.get(&tid)) else {
+                continue;
             };
-            let (Lasting { is_earlier, seen_ns, .. }, via) = (self.waits[&of.tid], Some(waiter.syscall));
-            self.add(of.tid, ReadObject { from_ns: since_ns, to_ns, seen_ns, is_earlier, via, object }, shared);
+            let read = ReadObject { from_ns: since_ns, to_ns, seen_ns, is_earlier, via: Some(via), object };
+            self.add(tid, read, shared);
         }
     }
 
@@ -373,24 +272,6 @@ impl Walker {
         let Some(known) = self.waits.get_mut(&tid) else { return };
         known.is_refused = !lock(shared).objects.add(tid, read, known.comes_first);
     }
-
-    /// Returns the kernel lock that a thread waits for, with what its holder does now.
-    fn lock_object(&self, waiter: u32, of: WaitedLock) -> Object {
-        // A thread that has just got the lock waits no more.
-        let holder = of.holder.filter(|&tid| tid != waiter);
-        let holder = holder.map(|tid| ProcessNow::of_thread(tid, tid, !self.threads_in_exec.contains(&tid)));
-        let peers = holder.into_iter().map(|process| Peer { process, others: 0 }).collect();
-        Object { lock: Some(of.lock), peers, ..Object::new(of.kind) }
-    }
-}
-
-/// Returns a mutex without an owner that is the waiter, which has just got it.
-fn without_waiter(mut object: Object, tid: u32) -> Object {
-    if object.kind == ObjectKind::Mutex {
-        let is_waiter = |peer: &Peer| peer.process.who.rsplit_once(':').is_some_and(|(_, of)| of == tid.to_string());
-        object.peers.retain(|peer| !is_waiter(peer));
-    }
-    object
 }
 
 fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
@@ -420,33 +301,7 @@ impl Lasting {
 
 #[cfg(test)]
 mod tests {
-    use whylate_model::object::ObjectKind;
-
     use super::*;
-
-    fn read(at_ns: u64, seen_ns: u64, path: &str) -> ReadObject {
-        let object = Object::with_path(ObjectKind::File, path);
-        let via = Some("read".to_owned());
-        ReadObject { from_ns: at_ns, to_ns: at_ns, seen_ns, is_earlier: seen_ns == 1, via, object }
-    }
-
-    #[test]
-    fn object_belongs_to_the_wait_around_the_time_at_which_it_was_read() {
-        let mut objects = ReadObjects::default();
-        [(10, 1, "/a"), (30, 30, "/b"), (35, 30, "/c"), (50, 50, "/d")]
-            .into_iter()
-            .for_each(|(at_ns, seen_ns, path)| assert!(objects.add(7, read(at_ns, seen_ns, path), true)));
-        let of = |from_ns, woken_ns, via, is_earlier| {
-            objects.of(WaitSpan { tid: 7, from_ns, woken_ns }, Some(via), is_earlier).and_then(|object| object.path)
-        };
-        assert_eq!(of(Some(29), 40, "read", false).as_deref(), Some("/c"), "what was read last of one wait");
-        assert_eq!(of(Some(40), 60, "read", false).as_deref(), Some("/d"));
-        assert_eq!(of(Some(40), 60, "write", false), None, "another call");
-        assert_eq!(of(Some(31), 49, "read", false), None, "a wait in between");
-        assert_eq!(of(None, 20, "read", true).as_deref(), Some("/a"));
-        assert_eq!(of(None, 40, "read", false), None, "it is not known when the wait began");
-        assert_eq!(objects.of(WaitSpan { tid: 8, from_ns: Some(0), woken_ns: 99 }, Some("read"), true), None);
-    }
 
     #[test]
     fn object_is_due_once_the_wait_lasts_and_peers_later() {
@@ -457,46 +312,12 @@ mod tests {
     }
 
     #[test]
-    fn reading_in_which_the_wait_ends_does_not_replace_the_one_before() {
-        let mut objects = ReadObjects::default();
-        let within = |from_ns, to_ns, path| ReadObject { from_ns, to_ns, ..read(from_ns, 1, path) };
-        for (from_ns, to_ns, path) in [(10, 12, "/a"), (20, 22, "/b"), (30, 39, "/c")] {
-            assert!(objects.add(7, within(from_ns, to_ns, path), true));
-        }
-        let of = |woken_ns| objects.of(WaitSpan { tid: 7, from_ns: Some(5), woken_ns }, Some("read"), false);
-        let path = |woken_ns| of(woken_ns).and_then(|object| object.path);
-        assert_eq!(
-            [40, 35, 21, 11].map(path).each_ref().map(Option::as_deref),
-            [Some("/c"), Some("/b"), Some("/a"), None]
-        );
-    }
-
-    #[test]
-    fn memory_is_bounded_of_each_wait_and_of_others() {
-        let mut objects = ReadObjects::default();
-        for at_ns in 0..1_000 {
-            assert!(objects.add(7, read(at_ns, 3, "/long"), true));
-        }
-        assert_eq!((objects.by_thread[&7].len(), objects.kept), (MAX_KEPT_OF_WAIT, MAX_KEPT_OF_WAIT));
-        let kept_of_others = (0..3_000).filter(|&at_ns| objects.add(8, read(at_ns, at_ns, "/other"), false)).count();
-        assert_eq!((kept_of_others, objects.kept_of_others), (MAX_KEPT_OF_OTHERS, MAX_KEPT_OF_OTHERS));
-        assert!(objects.add(9, read(1, 1, "/first"), true), "others take no room from those that come first");
+    fn wait_is_unread_unless_something_is_kept_of_it() {
         let known = Lasting { comes_first: true, walks: 9, ..Lasting::default() };
         assert!(known.is_unread() && Lasting { is_refused: true, read: Read::Object, ..known }.is_unread());
         assert!(
             !Lasting { read: Read::Object, ..known }.is_unread() && !Lasting { has_lock: true, ..known }.is_unread()
         );
-    }
-
-    #[test]
-    fn lock_of_an_inode_keeps_its_path() {
-        let mut objects = ReadObjects::default();
-        for (at_ns, path) in [(10, None), (20, Some("/a".to_owned())), (30, None)] {
-            let object = Object { path, ..Object::new(ObjectKind::InodeLock) };
-            assert!(objects.add(7, ReadObject { object, ..read(at_ns, 6, "") }, true));
-        }
-        let found = objects.of(WaitSpan { tid: 7, from_ns: Some(5), woken_ns: 99 }, Some("read"), false);
-        assert_eq!(found.and_then(|object| object.path).as_deref(), Some("/a"));
     }
 
     #[test]
@@ -508,19 +329,10 @@ mod tests {
     #[test]
     fn thread_that_fails_counts_once_and_keeps_what_was_read() {
         let shared = Arc::new(Mutex::new(Shared::default()));
-        lock(&shared).objects.add(7, read(10, 1, "/a"), true);
+        lock(&shared).objects.add(7, ReadObject::of_file(10, 1, "/a"), true);
         let (going, (ends, ended)) = (mpsc::channel().0, mpsc::channel());
         drop(ends);
         let objects = LastingWaits { shared, going: Some(going), ended, is_complete: false }.take();
-        assert_eq!((objects.kept, objects.unread), (1, 1));
-    }
-
-    #[test]
-    fn waiter_is_not_the_owner_of_its_mutex() {
-        let who = |tid: u32| whylate_model::holders::Holder { who: format!("a:b:{tid}"), ..Default::default() };
-        let peers = [7, 8].map(|tid| Peer { process: who(tid), others: 0 }).to_vec();
-        let mutex = Object { peers, ..Object::new(ObjectKind::Mutex) };
-        assert_eq!(without_waiter(mutex.clone(), 7).peers, mutex.peers[1..]);
-        assert_eq!(without_waiter(Object { kind: ObjectKind::Pipe, ..mutex.clone() }, 7).peers, mutex.peers);
+        assert_eq!((objects.kept(), objects.unread), (1, 1));
     }
 }

@@ -2,14 +2,18 @@
 //! Paths through the scheduling timeline: its recorder while a command runs, and names for its IDs.
 
 mod asleep;
+mod held_up;
 mod lasting;
 mod names;
+mod object_reader;
 mod program;
 mod ran;
+mod read_objects;
 mod recorder;
 mod stopped;
 
 pub use crate::objects::SwitchCounts;
+pub(crate) use held_up::{HeldUpWaits, LockedWaits};
 pub use names::PathNames;
 pub(crate) use names::device_name;
 pub use program::{Member, Program, is_same_name, is_within, priority};

@@ -11,7 +11,7 @@ use whylate_model::path::{Names, WaitSpan};
 use whylate_model::thread::{ActorName, OUTSIDE};
 
 use super::asleep::Calls;
-use super::lasting::ReadObjects;
+use super::read_objects::ReadObjects;
 use crate::kernel::cgroups::Cgroups;
 use crate::kernel::pid_namespace;
 use crate::kernel::symbols::KernelSymbols;
@@ -97,7 +97,7 @@ impl Names for PathNames {
     }
 
     fn object(&mut self, wait: WaitSpan, via: Option<&str>) -> Option<Object> {
-        self.objects.of(wait, via, self.earlier.contains_key(&(wait.tid, wait.woken_ns)))
+        self.objects.object_of(wait, via, self.earlier.contains_key(&(wait.tid, wait.woken_ns)))
     }
 }
 

@@ -174,6 +174,7 @@ impl Waits {
     pub(crate) fn report_programs(&mut self, snapshot: &mut Snapshot) {
         if let Some(programs) = &mut self.programs {
             snapshot.programs = programs.take(&self.account, &snapshot.stacks);
+            *snapshot.lost.entry("programs_full".to_owned()).or_default() += programs.take_unjudged();
         }
     }
 

@@ -6,9 +6,10 @@
 
 use std::time::Duration;
 
-use whylate_model::path::history::{CpuTimeline as _, Holder, RunSlice, SwitchIn};
-use whylate_model::path::{PathBuilder, Query, walk};
-use whylate_model::programs::{HeldUpProgram, Programs, Sample, Tally};
+use whylate_model::object::Object;
+use whylate_model::path::history::{CpuTimeline as _, Holder, Name, RunSlice, SwitchIn};
+use whylate_model::path::{PathBuilder, Query, WaitSpan, walk};
+use whylate_model::programs::{HeldUpProgram, HeldUpThreads, Programs, Sample, Tally, WaitLookup};
 use whylate_model::wait::is_user_lock;
 use whylate_model::{ActorName, Stack};
 
@@ -18,12 +19,10 @@ use crate::kernel::clock;
 use crate::kernel::proc;
 use crate::kernel::symbols::KernelSymbols;
 use crate::kernel::syscalls;
-use crate::paths::PathNames;
+use crate::paths::{HeldUpWaits, LockedWaits, PathNames};
 
-use self::lookup::Lookup;
 use self::relatives::is_work;
 
-mod lookup;
 mod relatives;
 
 /// Maximum number of slices that are read at a time, over all CPUs.
@@ -42,9 +41,11 @@ const READ_EVERY: Duration = Duration::from_millis(150);
 pub(super) struct ProgramShares {
     tally: Tally,
     names: PathNames,
-    lookup: Lookup,
+    waits: HeldUpWaits,
     rests_until_ns: u64,
     slices: Vec<RunSlice>,
+    /// Number of waits and starts that count for no program, for lack of room.
+    unjudged: u64,
 }
 
 impl ProgramShares {
@@ -52,9 +53,10 @@ impl ProgramShares {
         ProgramShares {
             tally: Tally::default(),
             names: PathNames::new(symbols.shared()),
-            lookup: Lookup::default(),
+            waits: HeldUpWaits::default(),
             rests_until_ns: 0,
             slices: Vec::new(),
+            unjudged: 0,
         }
     }
 
@@ -64,16 +66,18 @@ impl ProgramShares {
         if now_ns < self.rests_until_ns {
             return;
         }
-        self.read_now(account, now_ns.saturating_sub(SETTLED_NS));
-        self.lookup.advance(&self.tally);
+        let covered_ns = self.read_now(account, now_ns.saturating_sub(SETTLED_NS));
         let took_ns = clock::monotonic_ns().saturating_sub(now_ns);
         let rest_ns = took_ns.saturating_mul(REST_FACTOR).max(READ_EVERY.as_nanos() as u64);
         self.rests_until_ns = now_ns.saturating_add(rest_ns);
+        // The next read will reach back about as far as this one: earlier waits would be in no share.
+        self.waits.rest_until(self.rests_until_ns.saturating_sub(covered_ns));
     }
 
-    fn read_now(&mut self, account: &Account, until_ns: u64) {
+    /// Reads the run slices since the last read, as far as they are kept. Returns the length of the time that was read.
+    fn read_now(&mut self, account: &Account, until_ns: u64) -> u64 {
         let after_ns = self.tally.read_until_ns();
-        let Some(mut history) = account.history(until_ns).filter(|_| until_ns > after_ns) else { return };
+        let Some(mut history) = account.history(until_ns).filter(|_| until_ns > after_ns) else { return 0 };
         let (cpus, mut from_ns) = (history.cpus(), after_ns);
         let max_slices = (MAX_SLICES / cpus.max(1)).max(1_000);
         self.slices.clear();
@@ -100,8 +104,10 @@ impl ProgramShares {
             slice.end_ns > from_ns
         });
         self.slices.sort_by_key(|slice| slice.start_ns);
-        self.tally.add((from_ns, until_ns), &self.slices, &mut call_name);
+        self.tally.add((from_ns, until_ns), &self.slices, &mut Lookup(self.waits.lock()));
+        self.waits.want(self.tally.leaders());
         self.explain(account, until_ns);
+        until_ns.saturating_sub(from_ns)
     }
 
     /// Follows a sample of the waits along their wakeup edges.
@@ -118,6 +124,11 @@ impl ProgramShares {
         }
     }
 
+    /// Returns the number of waits and starts of programs that counted for no program in the snapshots since the last call.
+    pub(super) fn take_unjudged(&mut self) -> u64 {
+        std::mem::take(&mut self.unjudged)
+    }
+
     /// Returns the programs since the last snapshot. `stacks` show whether a futex is a lock.
     pub(super) fn take(&mut self, account: &Account, stacks: &[Stack]) -> Programs {
         self.read_now(account, clock::monotonic_ns().saturating_sub(SETTLED_NS));
@@ -130,17 +141,31 @@ impl ProgramShares {
             }
             let pid = process.map(|process| process.pid);
             weigh_futex(program, pid, stacks);
-            for part in &mut program.parts {
-                let found = program.who.tid().zip(part.via.as_deref());
-                part.object = found.and_then(|(tid, via)| self.lookup.object(tid, via));
+            let of_name = || program.who.comm().map(|comm| HeldUpThreads::OfName(Name::new(comm)));
+            if let Some(threads) = program.who.tid().map(HeldUpThreads::One).or_else(of_name) {
+                let read = self.waits.lock();
+                let objects = program.parts.iter_mut().filter_map(|part| part.object.as_mut());
+                objects.for_each(|object| read.add_peers(threads, object));
             }
         }
+        self.waits.start_next_span();
         // Threads that wait in futexes other than locks are not held up.
         programs.held_up.retain(|program| program.held_up_ns() > programs.covered_ns / MIN_PART);
-        programs.held_up.sort_by(|a, b| (b.held_up_ns(), &a.who).cmp(&(a.held_up_ns(), &b.who)));
-        programs.held_up.truncate(MAX_PROGRAMS);
-        self.lookup.forget_others(&programs);
+        self.unjudged += programs.keep_longest(MAX_PROGRAMS) + self.tally.take_unjudged();
         programs
+    }
+}
+
+/// Looks waits up among those that were read.
+struct Lookup<'a>(LockedWaits<'a>);
+
+impl WaitLookup for Lookup<'_> {
+    fn call_name(&mut self, number: u16) -> Option<String> {
+        call_name(number)
+    }
+
+    fn object(&mut self, wait: WaitSpan, via: Option<&str>) -> Option<Object> {
+        self.0.take_object_of(wait, via)
     }
 }
 

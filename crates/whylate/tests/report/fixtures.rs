@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use whylate_model::histogram::fine_bucket_of;
+use whylate_model::object::{Object, ObjectKind};
 use whylate_model::path::PathSegment;
+use whylate_model::programs::{HeldUpBy, HeldUpPart, HeldUpProgram, Programs};
 use whylate_model::recording::{Account, End, FORMAT, Frame, Header, Line, Measured};
 use whylate_model::snapshot::SCHEMA;
 use whylate_model::sources::CARDS;
@@ -157,7 +159,10 @@ fn fill(snapshot: &mut Snapshot, second: u64, names: &NameSet) {
                 ..Stack::default()
             });
         }
-        "offcpu" => threads(snapshot, second, names),
+        "offcpu" => {
+            threads(snapshot, second, names);
+            snapshot.programs = programs(second, names);
+        }
         "sqpoll" => {
             let labels = [
                 ("process".to_owned(), names.of("app", 0)),
@@ -194,6 +199,26 @@ fn fill(snapshot: &mut Snapshot, second: u64, names: &NameSet) {
             snapshot.late.push(late(names.of("reads of vda", 3), at_ns + second, causes));
         }
     }
+}
+
+/// Share of an odd second for which a program is held up, in percent. Other seconds hold nothing up.
+pub const HELD_UP_PERCENT: u64 = 80;
+
+fn programs(second: u64, names: &NameSet) -> Programs {
+    let ns = HELD_UP_PERCENT * SECOND_NS / 100;
+    let part = HeldUpPart {
+        by: HeldUpBy::Lock,
+        via: Some("flock".to_owned()),
+        object: Some(Object::with_path(ObjectKind::FileLock, names.of("/var/lib/app/lock", 2))),
+        object_waits: 5,
+        ns,
+        latency: (0..20).map(|_| ns / 20).collect(),
+        causes: vec![Cause::new(CauseKind::Running, names.name("indexer:812", 1), ns)],
+    };
+    let who = names.name("service:900", 0);
+    let program = HeldUpProgram { who, lived_ns: SECOND_NS, parts: vec![part], ..HeldUpProgram::default() };
+    let held_up = if second.is_multiple_of(2) { Vec::new() } else { vec![program] };
+    Programs { covered_ns: SECOND_NS, held_up, ..Programs::default() }
 }
 
 fn threads(snapshot: &mut Snapshot, second: u64, names: &NameSet) {

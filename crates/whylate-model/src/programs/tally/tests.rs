@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 use super::*;
 use crate::CauseKind;
+use crate::object::ObjectKind;
 use crate::path::PathSegment;
 use crate::path::history::{Blocked, Request};
 use crate::programs::HeldUpBy;
@@ -10,6 +11,7 @@ const READ: u16 = 0;
 const WRITE: u16 = 1;
 const POLL: u16 = 7;
 const FLOCK: u16 = 73;
+const FUTEX: u16 = 202;
 const WAIT4: u16 = 61;
 
 fn call_name(number: u16) -> Option<String> {
@@ -18,6 +20,7 @@ fn call_name(number: u16) -> Option<String> {
         WRITE => "write",
         POLL => "poll",
         FLOCK => "flock",
+        FUTEX => "futex",
         WAIT4 => "wait4",
         _ => return None,
     };
@@ -45,8 +48,36 @@ fn in_call(number: u16) -> SwitchOut {
     SwitchOut::Blocked(Blocked { syscall: Some(number), ..Blocked::default() })
 }
 
+/// Objects by TID and by the milliseconds at which the wait ended.
+struct Read(Vec<(u32, u64, Object)>);
+
+impl WaitLookup for Read {
+    fn call_name(&mut self, number: u16) -> Option<String> {
+        call_name(number)
+    }
+
+    fn object(&mut self, wait: WaitSpan, via: Option<&str>) -> Option<Object> {
+        assert!(via == Some("flock") && wait.from_ns.is_some_and(|from_ns| from_ns < wait.woken_ns));
+        let is_of = |(tid, woken_ms, _): &&(u32, u64, Object)| (*tid, woken_ms * MS_NS) == (wait.tid, wait.woken_ns);
+        self.0.iter().find(is_of).map(|(.., object)| object.clone())
+    }
+}
+
+/// A machine without objects.
+struct Nothing;
+
+impl WaitLookup for Nothing {
+    fn call_name(&mut self, number: u16) -> Option<String> {
+        call_name(number)
+    }
+
+    fn object(&mut self, _wait: WaitSpan, _via: Option<&str>) -> Option<Object> {
+        None
+    }
+}
+
 fn add(tally: &mut Tally, (from_ms, until_ms): (u64, u64), slices: &[RunSlice]) {
-    tally.add((from_ms * MS_NS, until_ms * MS_NS), slices, &mut call_name);
+    tally.add((from_ms * MS_NS, until_ms * MS_NS), slices, &mut Nothing);
 }
 
 /// Gives each sample a path with this kind.
@@ -264,4 +295,94 @@ fn samples_are_few_and_in_proportion_to_time() {
     // Each wait takes 9 ms; the start of the first one was not seen.
     assert_eq!(weight, 999 * 9 / 5);
     assert!(tally.samples().is_empty());
+}
+
+/// Thread 7 waits in a call for 40 ms of each 50 ms, until thread 8 wakes it.
+fn waits_of(call: u16, count: u64) -> Vec<RunSlice> {
+    let wait = |number: u64| {
+        let at_ms = 50 * number + 40;
+        ran(7, at_ms, at_ms + 10, woken(at_ms, Waker::Thread(8)), in_call(call))
+    };
+    (0..count).map(wait).collect()
+}
+
+#[test]
+fn part_has_the_object_of_most_waits_that_were_read() {
+    let lock = |path: &str| Object::with_path(ObjectKind::FileLock, path);
+    let object_of = |read: &[(u64, &str)]| {
+        let mut tally = Tally::default();
+        let mut lookup = Read(read.iter().map(|&(woken_ms, path)| (7, woken_ms, lock(path))).collect());
+        tally.add((0, 500 * MS_NS), &waits_of(FLOCK, 10), &mut lookup);
+        let programs = take(&mut tally);
+        let part = programs.held_up[0].parts[0].clone();
+        assert_eq!((part.by, part.latency.count()), (HeldUpBy::Lock, 9));
+        (part.object, part.object_waits)
+    };
+    assert_eq!(object_of(&[(90, "/a"), (140, "/b"), (190, "/a")]), (Some(lock("/a")), 2));
+    assert_eq!(object_of(&[(90, "/a"), (140, "/b")]), (None, 0));
+    assert_eq!(object_of(&[(41, "/a")]), (None, 0), "no wait ended then");
+}
+
+#[test]
+fn leaders_are_held_up_for_long_and_those_in_futexes_come_last() {
+    let one = |tid, call| Leader { threads: HeldUpThreads::One(tid), call: Some(call) };
+    let mut tally = Tally::default();
+    add(&mut tally, (0, 500), &waits_of(FLOCK, 10));
+    assert_eq!(tally.leaders(), [one(7, FLOCK)]);
+    // Right after a snapshot, the thread is still read.
+    take(&mut tally);
+    add(&mut tally, (500, 600), &[]);
+    assert_eq!(tally.leaders(), [one(7, FLOCK)]);
+    add(&mut tally, (600, 1_100), &[]);
+    assert_eq!(tally.leaders(), []);
+    // Waits for work: thread 7 sends no requests.
+    let mut tally = Tally::default();
+    add(&mut tally, (0, 500), &waits_of(READ, 10));
+    assert_eq!(tally.leaders(), []);
+    // Too short a time: 40 of 500 ms.
+    let mut tally = Tally::default();
+    add(&mut tally, (0, 500), &waits_of(FLOCK, 2));
+    assert_eq!(tally.leaders(), []);
+    let mut tally = Tally::default();
+    let in_futex = waits_of(FUTEX, 10).into_iter().map(|slice| RunSlice { holder: Holder::Thread(6), ..slice });
+    let mut both: Vec<RunSlice> = waits_of(FLOCK, 5).into_iter().chain(in_futex).collect();
+    both.sort_by_key(|slice| slice.start_ns);
+    add(&mut tally, (0, 500), &both);
+    assert_eq!(tally.leaders(), [one(7, FLOCK), one(6, FUTEX)]);
+}
+
+#[test]
+fn short_lived_threads_of_a_name_lead_together() {
+    let lived = |number: u64| {
+        let (tid, at_ms) = (100 + number as u32, 50 * number);
+        let begin = ran(tid, at_ms, at_ms + 1, woken(at_ms, Waker::Parent(9)), in_call(FLOCK));
+        [begin, ran(tid, at_ms + 40, at_ms + 41, woken(at_ms + 40, Waker::Thread(8)), SwitchOut::Dead)]
+    };
+    let mut tally = Tally::default();
+    add(&mut tally, (0, 500), &(0..10).flat_map(lived).collect::<Vec<_>>());
+    let threads = HeldUpThreads::OfName(Name::new("other"));
+    assert_eq!(tally.leaders(), [Leader { threads, call: Some(FLOCK) }]);
+}
+
+#[test]
+fn waits_beyond_the_bounds_are_counted() {
+    let one_more = MAX_THREADS as u64 + 1;
+    let of_thread = |tid: u64| RunSlice {
+        holder: Holder::Thread(tid as u32),
+        ..ran(0, 5, 6, woken(4, Waker::Network), in_call(POLL))
+    };
+    let slices: Vec<RunSlice> = (1..=one_more).map(of_thread).collect();
+    let mut tally = Tally::default();
+    add(&mut tally, (0, 10), &slices);
+    assert_eq!((tally.take_unjudged(), tally.take_unjudged()), (1, 0));
+    // Short-lived threads of many names, each with a wait for a CPU.
+    let of_name = |number: u64| RunSlice {
+        holder: Holder::Thread(number as u32),
+        name: Name::new(&format!("n{number}")),
+        ..ran(0, 5, 6, woken(4, Waker::Network), SwitchOut::Dead)
+    };
+    let slices: Vec<RunSlice> = (1..=MAX_NAMES as u64 + 3).map(of_name).collect();
+    let mut tally = Tally::default();
+    add(&mut tally, (0, 10), &slices);
+    assert_eq!(tally.take_unjudged(), 3);
 }

@@ -233,6 +233,7 @@ fn overview(report: &Report, scale: &Scale, compared: Option<&Compared>) -> Stri
     out += &help(
         "Each picture shows one source over time: the higher, the longer something took; the stronger the color, the more often. \
          Dots are late events, and the bars at the bottom are the delay that each culprit caused then. \
+         The bars of a program show for which share of the time it was held up. \
          Drag over a picture, or use the two sliders, to select a span: everything below then covers only that span.",
     );
     let first = timeline::write(report, report, scale);

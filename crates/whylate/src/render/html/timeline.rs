@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Draws the timeline: a heat map of each source's latencies, with late events as dots, and below them the delay that
-//! culprits caused, all on one time axis.
+//! Draws the timeline: a heat map of each source's latencies, with late events as dots, and below them the programs that were
+//! held up and the delay that culprits caused, all on one time axis.
 //!
 //! Pictures stretch to the width of the window, so they have no text. Labels stand beside them, where they are readable
 //! on a phone as well as on paper.
+
+mod held_up;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -158,6 +160,7 @@ pub fn write(report: &Report, first: &Report, scale: &Scale) -> String {
     for (number, card) in report.ordered_as(first) {
         out += &heat(report, number, card, scale, &axis).unwrap_or_default();
     }
+    out += &held_up::write(report, &axis);
     out += &stack(report, scale, &axis);
     out += &axis.labels(report);
     out

@@ -159,11 +159,12 @@ pub fn figure(row: &Row) -> String {
     }
 }
 
-/// Renders the subject of a row: a culprit, late events, a series or a stack.
+/// Renders the subject of a row: a culprit, late events, a program, a series or a stack.
 pub fn what(what: &What) -> String {
     match what {
         What::Culprit { kind, who } => why::culprit(*kind, who),
         What::Late { late } => row_of(late).map_or_else(|| late.clone(), str::to_owned),
+        What::HeldUp { program } => format!("program {program}"),
         What::Series { labels } => labels.values().map(String::as_str).collect::<Vec<_>>().join(" "),
         What::Total => "all of them".to_owned(),
         What::Stack { frames } => without_middle(frames, FRAMES),

@@ -64,6 +64,8 @@ function describeSlot(svg, slot) {
     const cell = source.slots[slot], of = mergeHistograms([cell.f, cell.e]);
     texts.push(source.name + ": " + pluralize(of.count, "value") + (of.count > 0 ? ", p99 " + formatNs(quantile(of, 0.99)) + ", max " + formatNs(of.max) : "") +
       ", " + (lateValues(source, cell.late || 0, lateFigures(source, [cell], of.max)) + (source.late_of ? cell.late || 0 : 0) + (cell.held || 0)) + " late");
+  } else if (plot.dataset.percents) {
+    texts.push(plot.querySelector("h3").textContent + ": held up " + plot.dataset.percents.split(",")[slot] + "% of the time");
   } else if (!source) {
     const culprits = data.culprits.map((culprit) => [culprit.name, culprit.by.reduce((sum, [, delays]) =>
       delays.reduce((sum, of) => (of[0] === slot ? sum + of[2] : sum), sum), 0)]).filter(([, ns]) => ns > 0);
@@ -76,7 +78,7 @@ function describeSlot(svg, slot) {
 function makeSelection() {
   const from = byId("from"), to = byId("to");
   from.max = to.max = data.slots.length - 1;
-  for (const svg of document.querySelectorAll("#first .plot svg.heat, #first .plot svg.stack")) {
+  for (const svg of document.querySelectorAll("#first .plot svg.heat, #first .plot svg.held-up, #first .plot svg.stack")) {
     svg.append(picture("rect", { class: "sel none", x: 0, y: 0, width: 0, height: "100%" }));
     let startSlot = null;
     svg.addEventListener("pointerdown", (event) => {

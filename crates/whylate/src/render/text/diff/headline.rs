@@ -48,6 +48,7 @@ fn change(row: &Row, [before, after]: &[String; 2]) -> String {
     let (subject, many) = match &row.what {
         What::Culprit { .. } => (format!("has delay caused by {}", what(&row.what)), "as much"),
         What::Late { late } => (format!("has {} over their limit", events(late)), "as many"),
+        What::HeldUp { program } => (format!("has {} held up", printable(program)), "as long"),
         What::Stack { frames } => (format!("has wait time in {}", place(frames)), "as much"),
         What::Series { .. } | What::Total => (
             format!("has a {} of {} ({})", figure(row), printable(&what(&row.what)), printable(&row.source)),

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Renders programs that were held up for a large share of the time, one line each.
 
-use whylate_model::Cause;
-use whylate_model::object::Object;
+use whylate_model::holders::Holder;
+use whylate_model::object::{Object, Peer};
 use whylate_model::programs::{HeldUpBy, HeldUpPart, HeldUpProgram, Programs, Spawned};
 use whylate_model::units::{format_ns, format_span, printable};
+use whylate_model::{ActorName, Cause};
 
 use crate::render::text::why;
 
@@ -22,6 +23,12 @@ pub fn line(programs: &Programs, of: &HeldUpProgram) -> String {
     format!("{who}{others} was held up for {percent:.0}% of {span} ({waits}, p50 {p50}) by {}", by(programs, of))
 }
 
+/// Says that programs were not judged, if too little of the time was read.
+pub fn unjudged(programs: &Programs) -> Option<String> {
+    let read = format_ns(programs.covered_ns);
+    programs.are_unjudged().then(|| format!("Programs were not judged: only {read} of the CPU trace could be read."))
+}
+
 /// Renders the culprits, calls and objects of a held-up program.
 pub fn by(programs: &Programs, of: &HeldUpProgram) -> String {
     let all_ns = of.held_up_ns().max(1);
@@ -33,10 +40,14 @@ pub fn by(programs: &Programs, of: &HeldUpProgram) -> String {
 
 /// Renders a part after "held up by".
 fn part_text(programs: &Programs, part: &HeldUpPart) -> String {
-    let by = part.causes.first().map(|cause| culprit(cause) + &runs(programs, cause));
+    let main = part.causes.first();
+    let by = main.map(|cause| culprit(cause) + &runs(programs, cause));
     let by = by.unwrap_or_else(|| word(part.by).to_owned());
     let via = part.via.as_deref().map_or_else(String::new, |via| format!(", {}", printable(via)));
-    let object = part.object.as_ref().map_or_else(String::new, |object| format!(" {}", name(object)));
+    let object = part.object.as_ref().map_or_else(String::new, |object| {
+        let named = main.and_then(|cause| cause.who.comm());
+        format!(" {}", name(object, named))
+    });
     format!("{by}{via}{object}")
 }
 
@@ -52,9 +63,23 @@ fn runs(programs: &Programs, cause: &Cause) -> String {
     format!(" ({a_second:.0} runs/s, started by {})", printable(&of.by))
 }
 
-/// Renders an object without its peers. The culprits are named already, and what a peer did in one wait does not hold for all.
-fn name(object: &Object) -> String {
-    Object { peers: Vec::new(), other_peers: 0, timeout_ns: None, expires_in_ns: None, ..object.clone() }.to_string()
+/// Renders an object with the names of its peers, unless the culprit is one of them. What a peer did in one wait does not
+/// hold for all.
+fn name(object: &Object, culprit: Option<&str>) -> String {
+    let object = Object { timeout_ns: None, expires_in_ns: None, ..object.clone() };
+    let names = |peer: &Peer| Peer {
+        process: Holder { who: peer.process.who.clone(), ..Holder::default() },
+        others: peer.others,
+    };
+    let is_culprit = |peer: &Peer| {
+        let who = peer.process.who.parse::<ActorName>().ok();
+        culprit.is_some() && who.as_ref().and_then(ActorName::comm) == culprit
+    };
+    let (peers, other_peers) = match object.peers.iter().any(is_culprit) {
+        true => (Vec::new(), 0),
+        false => (object.peers.iter().map(names).collect(), object.other_peers),
+    };
+    Object { peers, other_peers, ..object }.to_string()
 }
 
 fn word(by: HeldUpBy) -> &'static str {
@@ -82,6 +107,7 @@ mod tests {
             by: HeldUpBy::Lock,
             via: Some("flock".to_owned()),
             object: Some(Object::with_path(ObjectKind::File, "/var/lib/app/lock")),
+            object_waits: 8,
             ns: 5_200_000_000,
             latency: [49_000_000; 89].into_iter().collect(),
             causes: vec![Cause::new(CauseKind::Running, ActorName::thread("indexer", 812), 5_200_000_000)],
@@ -96,6 +122,7 @@ mod tests {
             by: HeldUpBy::RunQueue,
             via: None,
             object: None,
+            object_waits: 0,
             causes: vec![Cause::new(CauseKind::Thread, ActorName::program("true"), 5_200_000_000)],
             ..part
         };
@@ -107,5 +134,22 @@ mod tests {
         let also = "and by thread true (300 runs/s, started by spawner:812)";
         let starts = "service:17097 (and 2 more with this name) was held up for ";
         assert!(text.starts_with(starts) && text.ends_with(also), "{text}");
+    }
+
+    #[test]
+    fn object_has_its_peers_unless_the_culprit_is_one() {
+        let process = Holder { who: "gzip:88".to_owned(), state: "S".to_owned(), ..Holder::default() };
+        let pipe = Object { peers: vec![Peer { process, others: 2 }], ..Object::new(ObjectKind::Pipe) };
+        let with_peer = "a pipe, other end held by gzip:88 and 2 more of that name";
+        assert_eq!([None, Some("tar"), Some("gzip")].map(|of| name(&pipe, of)), [with_peer, with_peer, "a pipe"]);
+    }
+
+    #[test]
+    fn too_little_time_judges_no_program() {
+        let covered = |covered_ns| unjudged(&Programs { covered_ns, ..Programs::default() });
+        let sentence = "Programs were not judged: only 412ms of the CPU trace could be read.";
+        assert_eq!(covered(412_000_000).as_deref(), Some(sentence));
+        // A recording without programs, and enough time.
+        assert_eq!((covered(0), covered(1_000_000_000)), (None, None));
     }
 }

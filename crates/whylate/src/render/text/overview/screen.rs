@@ -75,6 +75,7 @@ pub fn write(out: &mut dyn Write, look: &Overview, screen: &Screen) -> io::Resul
         writeln!(out, "-     {}: {}", printable(&of.source), printable(&of.reason))?;
     }
     write_left_out(out, look)?;
+    programs::unjudged(&look.programs).iter().try_for_each(|sentence| writeln!(out, "      {sentence}"))?;
     for source in look.sources.iter().filter(|source| source.is_late && !source.remark.is_empty()) {
         writeln!(out, "      {}", printable(&source.remark))?;
     }
