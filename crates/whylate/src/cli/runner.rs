@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use whylate_model::late::Thresholds;
+use whylate_model::snapshot::RecordedFrom;
 use whylate_model::units::format_round_ns;
 use whylate_model::{Card, Labels, LateEvent, Merger, Snapshot};
 use whylate_sources::Source;
@@ -25,7 +26,7 @@ use crate::render::text::Output;
 use crate::render::text::fit::Fit;
 use crate::render::text::next::Next;
 use crate::store::late_buffer::{Keep, LateBuffer};
-use crate::store::play::Recording;
+use crate::store::play::{Played, Recording};
 use crate::store::{Recorder, about};
 
 /// Selection of what a command measures and prints.
@@ -170,6 +171,13 @@ pub fn drive(
             replay.finish().map(|()| printer.has_late)
         }
     }
+}
+
+/// Returns the thresholds of the recording's late events and of those to explain.
+fn recorded_from(played: &Played, query: &Query<'_>) -> Option<RecordedFrom> {
+    let asked_ns = query.late?.explain_ns?;
+    let recorded_ns = played.late_from_ns(query.source.info().card.name).ok()??;
+    Some(RecordedFrom { recorded_ns, asked_ns })
 }
 
 /// Prints late events as they arrive, and the snapshots of each interval merged into one.

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use whylate_model::snapshot::RecordedFrom;
 use whylate_model::sources::OFFCPU;
 use whylate_model::{Card, LateEvent, Merger, Snapshot, Stack};
 use whylate_sources::offcpu::{Choice, Often, RATES_HZ, TRACE};
@@ -188,14 +189,19 @@ fn live(
 /// Merges the snapshots of a recording.
 fn recorded(arguments: &Arguments, recording: &Recording, gathering: &mut Gathering) -> anyhow::Result<Snapshot> {
     let played = recording.play()?;
-    if played.late_from_ns(OFFCPU.name)?.is_none() && arguments.explain().why.is_some() {
+    let recorded_ns = played.late_from_ns(OFFCPU.name)?;
+    if recorded_ns.is_none() && arguments.explain().why.is_some() {
         say!("whylate: {} was recorded without late events of {}", played.name(), OFFCPU.name);
     }
     let mut replay = Replay::of_source(played, &OFFCPU, None, arguments.duration());
     let mut sums = Sums::new(arguments, gathering);
     drive(&mut replay, &mut sums)?;
     replay.finish()?;
-    sums.finish().context("nothing was measured")
+    let mut snapshot = sums.finish().context("nothing was measured")?;
+    if let (Some(recorded_ns), Some(asked_ns)) = (recorded_ns, arguments.explain().why) {
+        snapshot.limit_unexplained(&OFFCPU, RecordedFrom { recorded_ns, asked_ns });
+    }
+    Ok(snapshot)
 }
 
 /// Snapshots so far, merged into one.

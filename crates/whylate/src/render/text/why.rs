@@ -4,10 +4,10 @@
 use std::io::{self, Write};
 
 use whylate_model::culprits::{BEYOND, Culprit, Ranking, Victims};
-use whylate_model::snapshot::Unexplained;
+use whylate_model::snapshot::{RecordedFrom, Unexplained};
 use whylate_model::sources::EventWords;
 pub use whylate_model::units::counted;
-use whylate_model::units::{format_ns, printable};
+use whylate_model::units::{format_ns, format_round_ns, printable};
 use whylate_model::{ActorName, Cause, CauseKind, LateEvent};
 
 /// Maximum number of frames of a cause's stack, from the innermost.
@@ -113,6 +113,15 @@ pub fn write_shares(
 
 /// Returns the share of the late time that has causes; `None` if all of it has.
 pub fn unexplained(unexplained: &Unexplained, explained_ns: u64, event: &str) -> Option<String> {
+    if let (true, Some(RecordedFrom { recorded_ns, asked_ns })) = (unexplained.events > 0, unexplained.recorded) {
+        let have = if unexplained.events == 1 { "has" } else { "have" };
+        return Some(format!(
+            "{} of {} or longer {have} no causes in this recording; how many reached {} is unknown.",
+            counted(unexplained.events, event),
+            format_round_ns(recorded_ns),
+            format_round_ns(asked_ns)
+        ));
+    }
     let percent = unexplained.explained_percent(explained_ns)?;
     let (more, ns) = (counted(unexplained.events, &format!("late {event}")), format_ns(unexplained.total_ns));
     Some(match explained_ns {
@@ -275,7 +284,7 @@ mod tests {
         let ranked = |explained: &[LateEvent], total_ns| {
             let mut culprits = Culprits::default();
             explained.iter().for_each(|event| culprits.add(&WQ, event));
-            culprits.add_unexplained(Unexplained { events: 3, total_ns });
+            culprits.add_unexplained(Unexplained { events: 3, total_ns, recorded: None });
             text_of(|out| write_ranking(out, &culprits.take(), WQ.words))
         };
         let one = [late("a", &[(CauseKind::Work, "b", 5_000)])];

@@ -351,7 +351,8 @@ mod tests {
         let mut snapshot = empty();
         assert_eq!(all.summary(&snapshot), "2 waits of 5.00ms or longer took 1.00s in total.");
         assert_eq!(all.gaps(&snapshot), None);
-        snapshot.unexplained = whylate_model::snapshot::Unexplained { events: 3, total_ns: 1_000_000_000 };
+        snapshot.unexplained =
+            whylate_model::snapshot::Unexplained { events: 3, total_ns: 1_000_000_000, recorded: None };
         snapshot.lost.insert("unseen_sleeps".to_owned(), 4);
         let rest =
             "That is 50.0% of the late time: 3 late waits more (1.00s in total) came too fast to be explained. 4 lost.";
