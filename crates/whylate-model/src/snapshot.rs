@@ -58,6 +58,9 @@ pub struct Snapshot {
     pub lost: BTreeMap<String, u64>,
     /// Cost of measuring.
     pub probe: Probe,
+    /// Number of notes on the precision of the source on this machine that were not printed; not in JSON.
+    #[serde(skip)]
+    pub notes: u64,
 }
 
 /// The distributions and figures of one label set.
@@ -180,6 +183,7 @@ impl Snapshot {
             unexplained: Unexplained::default(),
             lost: BTreeMap::new(),
             probe: Probe::default(),
+            notes: 0,
         }
     }
 

@@ -47,7 +47,7 @@ impl Schedule {
 /// How much is printed, for commands that print figures.
 #[derive(Clone, Copy, Debug, Default, Args)]
 pub struct Verbosity {
-    /// Also print lost events by reason
+    /// Also print lost events by reason, and notes on precision
     #[arg(short, long)]
     pub verbose: bool,
 }

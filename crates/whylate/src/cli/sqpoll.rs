@@ -92,6 +92,7 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<u8> {
         source: &options,
         schedule: arguments.schedule,
         explain: arguments.explain,
+        is_verbose: arguments.verbosity.verbose,
         keep: Keep::for_output(arguments.schedule.json, thresholds),
         late: thresholds.explain_ns.map(|_| thresholds),
         only: &|labels| pid.as_ref().is_none_or(|pid| labels.get("pid") == Some(pid)),

@@ -159,8 +159,8 @@ fn live(
         options.backend = (choice.backend() == TRACE).then(|| TRACE.to_owned());
     }
     let store = record_to.map(record::file).transpose()?;
-    let feed = Feed::attach(&options)?;
-    let backend = feed.source.backend;
+    let feed = Feed::attach(&options, arguments.verbosity.verbose)?;
+    let (backend, notes) = (feed.source.backend, feed.precision_notes());
     let header = about::of_one(OFFCPU.name, backend, arguments.explain().why);
     let recorder = store.map(|store| Recorder::start(store, header)).transpose()?;
     if arguments.blocked.is_none() && !arguments.json {
@@ -179,7 +179,7 @@ fn live(
     let mut sums = Sums { is_live: true, ..Sums::new(arguments, gathering) };
     drive(&mut live, &mut sums)?;
     live.finish()?;
-    let snapshot = sums.finish();
+    let snapshot = sums.finish().map(|snapshot| Snapshot { notes, ..snapshot });
     if let (Some(snapshot), Some(ppm)) = (&snapshot, arguments.budget.filter(|_| backend != TRACE)) {
         warn_if_over_budget(snapshot, ppm);
     }
