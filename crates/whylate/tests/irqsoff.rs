@@ -74,7 +74,7 @@ fn missing_cpu_is_a_usage_error() -> Result<()> {
     let output = irqsoff(&["-c", "60000", "-d", "1s"])?;
     let stderr = text(&output.stderr);
     ensure!(output.status.code() == Some(2), "{output:?}");
-    ensure!(stderr == "whylate: cannot attach irqsoff: CPU 60000 is not online: choose others\n", "{stderr:?}");
+    ensure!(stderr.starts_with("whylate: CPU 60000 is not online: choose from 0"), "{stderr:?}");
     Ok(())
 }
 

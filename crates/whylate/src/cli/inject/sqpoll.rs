@@ -84,6 +84,7 @@ pub fn run(arguments: &Arguments, stop: &AtomicBool) -> anyhow::Result<()> {
         sq_cpu: arguments.cpu,
         ..Plan::default()
     };
+    plan.check()?;
     let load = Load::start(&plan).context("cannot inject sqpoll")?;
     let mut out = io::stdout().lock();
     if !arguments.json {
