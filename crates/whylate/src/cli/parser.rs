@@ -140,7 +140,7 @@ pub fn parse_words(words: &[OsString]) -> Result<Cli, Refusal> {
         // What can be parsed of the line has its command.
         let partly = Cli::command().ignore_errors(true).try_get_matches_from(line()).ok();
         let command = partly.and_then(|matches| matches.subcommand_name().map(str::to_owned));
-        let unknown = command.is_none().then(|| unknown_command(&error)).flatten();
+        let unknown = command.is_none().then(|| unknown_command(&error, words)).flatten();
         let takes_any_word = command.as_deref() == Some("run");
         let error = if takes_any_word { error } else { without_advice(error) };
         Refusal { error: unknown.unwrap_or(error), command }
@@ -164,20 +164,39 @@ fn refuse_options_before_commands(matches: &ArgMatches, command: &mut clap::Comm
     command.find_subcommand_mut(name).map_or(Ok(()), |command| refuse_options_before_commands(below, command))
 }
 
-/// Returns the error about an unknown command: a word that is no number is not meant as the duration of the overview.
-fn unknown_command(error: &clap::Error) -> Option<clap::Error> {
+/// Returns the error about an unknown command: a word that is no number is not meant as the duration of the overview,
+/// also if other words follow that no command has taken.
+fn unknown_command(error: &clap::Error, words: &[OsString]) -> Option<clap::Error> {
     let context = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => Some(text.as_str()),
         _ => None,
     };
-    let word = context(ContextKind::InvalidValue)?;
-    let is_command =
-        context(ContextKind::InvalidArg)? == overview::LENGTH && !word.starts_with(|c: char| c.is_ascii_digit());
+    let word = match error.kind() {
+        ErrorKind::UnknownArgument => first_word(words)?,
+        _ => {
+            context(ContextKind::InvalidValue).filter(|_| context(ContextKind::InvalidArg) == Some(overview::LENGTH))?
+        }
+    };
+    let is_command = !word.starts_with(|c: char| c.is_ascii_digit());
     let commands: Vec<clap::Command> =
         Cli::command().get_subcommands().filter(|command| !command.is_hide_set()).cloned().collect();
     let without_options =
         clap::Command::new("whylate").override_usage(USAGE).disable_help_subcommand(true).subcommands(commands);
     is_command.then(|| without_options.try_get_matches_from(["whylate", word]).err()).flatten()
+}
+
+/// Returns the first word if it is no option, after the options of every command.
+fn first_word(words: &[OsString]) -> Option<&str> {
+    let mut words = words.iter().map(|word| word.to_str().unwrap_or_default());
+    loop {
+        match words.next()? {
+            "--color" => {
+                words.next();
+            }
+            word if word.starts_with("--color=") => {}
+            word => return (!word.starts_with('-')).then_some(word),
+        }
+    }
 }
 
 /// Removes clap's advice to pass an unknown option as a value: no value begins with a dash.
@@ -318,7 +337,12 @@ mod tests {
     fn an_unknown_command_is_no_duration() {
         for (line, message) in [
             ("offcpuu", "a similar subcommand exists: 'offcpu'"),
+            ("offcpuu 10", "a similar subcommand exists: 'offcpu'"),
+            ("blok 1 10", "a similar subcommand exists: 'block'"),
+            ("offcpuu --why 5ms", "a similar subcommand exists: 'offcpu'"),
             ("--color never nonsense", "unrecognized subcommand 'nonsense'"),
+            ("--color never nonsense 1", "unrecognized subcommand 'nonsense'"),
+            ("10 --nonsense", "unexpected argument '--nonsense'"),
             ("10x", "invalid value '10x' for '[DURATION]'"),
             ("offcpu x", "invalid value 'x' for '[DURATION]'"),
         ] {
