@@ -18,7 +18,7 @@ const NAME: &str = "whylate";
 /// Beginning of the examples in the help of a command. A comment precedes each command.
 pub const EXAMPLES: &str = "examples:\n";
 /// Date of the man pages: that of the last change of the command line.
-const DATE: &str = "2026-11-29";
+const DATE: &str = "2026-12-01";
 /// Maximum length of a line of a man page, in bytes.
 const WIDTH: usize = 79;
 /// Man page of the file format: name and text.
