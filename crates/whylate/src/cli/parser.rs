@@ -93,6 +93,21 @@ impl Refusal {
         if self.is_error() { exit_status::of_usage_error(self.command.as_deref()) } else { SUCCESS }
     }
 
+    /// Returns the refusal of a command behind `whylate replay FILE`: options that select a span precede the command.
+    pub fn in_replay(self) -> Refusal {
+        const OF_SPANS: [&str; 3] = ["--at", "--from", "--to"];
+        let given = match self.error.get(ContextKind::InvalidArg) {
+            Some(ContextValue::String(given)) if self.error.kind() == ErrorKind::UnknownArgument => given.clone(),
+            _ => return self,
+        };
+        let (Some(option), Some(command)) = (OF_SPANS.into_iter().find(|option| *option == given), &self.command)
+        else {
+            return self;
+        };
+        let message = format!("{option} selects a span of the recording: write it before {command}\n");
+        Refusal { error: clap::Error::raw(ErrorKind::UnknownArgument, message), ..self }
+    }
+
     /// Prints the help or the error. Escapes words of the command line that are not printable.
     ///
     /// # Errors
@@ -304,6 +319,20 @@ mod tests {
             let message = format!("'{option}' is given before the command: write it after '{command}'");
             assert!(refused.contains(&message), "{line}: {refused}");
         }
+    }
+
+    #[test]
+    fn a_span_behind_the_command_of_a_replay_is_refused_with_advice() {
+        let refused = |line: &str| {
+            let words: Vec<OsString> = line.split(' ').map(OsString::from).collect();
+            let refusal = parse_words(&words).expect_err(line).in_replay();
+            (refusal.status(), refusal.to_string())
+        };
+        let (status, message) = refused("wq --at 10:00..10:05");
+        assert_eq!(status, 2);
+        assert!(message.contains("--at selects a span of the recording: write it before wq"), "{message}");
+        assert!(refused("block --from=10:00").1.contains("write it before block"));
+        assert!(refused("wq --nonsense").1.contains("unexpected argument '--nonsense'"));
     }
 
     #[test]

@@ -3,9 +3,8 @@
 
 use std::time::Duration;
 
-use anyhow::Context as _;
 use whylate_model::Card;
-use whylate_sources::{Attached, Measuring, Session, Source};
+use whylate_sources::{AttachError, Attached, Measuring, Session, Source};
 
 use crate::errors::what_to_do;
 
@@ -22,8 +21,12 @@ impl Feed {
     /// When it cannot attach.
     pub fn attach(source: &dyn Source, is_verbose: bool) -> anyhow::Result<Self> {
         let card = source.info().card;
-        let source = source.attach(&Session::of_one()).with_context(|| format!("cannot attach {}", card.name))?;
-        print_limitations(card, &source);
+        let source = source.attach(&Session::of_one()).map_err(|error| match error {
+            // The message is about what the user asked for.
+            AttachError::Contradiction(_) => anyhow::Error::from(error),
+            error => anyhow::Error::from(error).context(format!("cannot attach {}", card.name)),
+        })?;
+        print_limitations(card, &source, is_verbose);
         Ok(Feed { card, source })
     }
 
