@@ -37,8 +37,8 @@ const FLIGHTS: &str = "whylate-recordings";
 
 /// Record what all sources measure, with the causes of late events, for `whylate replay`
 ///
-/// Every second (--every), the snapshot and late events of each source are written. A recording stays readable however it ends. Only
-/// its owner can read it; it has names of processes and functions, and no command lines.
+/// Writes a snapshot of each source every second (--every), and every late event. The file stays readable if whylate is
+/// killed. Only its owner can read it; it has names of processes and functions, and no command lines.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 examples:

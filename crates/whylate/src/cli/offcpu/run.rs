@@ -38,7 +38,7 @@ fn what_is_done(arguments: &Arguments, backend: &str) -> String {
     match arguments.budget {
         _ if backend == TRACE => "Tracing every context switch".to_owned(),
         Some(ppm) => format!(
-            "Sampling where threads wait, as often as {} % of a CPU allows, and at least once a second",
+            "Sampling where threads wait, as often as {}% of a CPU allows, and at least once a second",
             f64::from(ppm) / 1e4
         ),
         None => format!("Sampling where threads wait, {} times a second", arguments.frequency),
@@ -51,7 +51,7 @@ fn warn_if_over_budget(snapshot: &Snapshot, ppm: u32) {
     let lowest = walk_ns * f64::from(*RATES_HZ.start());
     if lowest > f64::from(ppm) * 1e3 {
         say!(
-            "whylate: sampling {} threads once a second took {:.3} % of a CPU, more than the budget of {} %",
+            "whylate: sampling {} threads once a second took {:.3}% of a CPU, more than the budget of {}%",
             value(snapshot, "threads"),
             lowest / 1e7,
             f64::from(ppm) / 1e4

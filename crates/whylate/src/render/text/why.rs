@@ -125,10 +125,11 @@ pub fn unexplained(unexplained: &Unexplained, explained_ns: u64, event: &str) ->
     let percent = unexplained.explained_percent(explained_ns)?;
     let (more, ns) = (counted(unexplained.events, &format!("late {event}")), format_ns(unexplained.total_ns));
     Some(match explained_ns {
-        0 => format!("{more} ({ns} in total) came too fast to be explained."),
+        0 => format!("{more} ({ns} in total) exceeded the budget for explanations."),
         _ => {
             format!(
-                "That is {percent:.1}% of the late time: {more} more ({ns} in total) came too fast to be explained."
+                "That is {percent:.1}% of the late time: {more} more ({ns} in total) exceeded the budget for \
+                 explanations."
             )
         }
     })
@@ -292,13 +293,24 @@ mod tests {
         assert!(
             text.starts_with(
                 "1 late item waited 5.00us in total. That is 25.0% of the late time: 3 late items more (15.0us in total) \
-                 came too fast to be explained.\nWho caused it:\n    100.0%"
+                 exceeded the budget for explanations.\nWho caused it:\n    100.0%"
             ),
             "{text}"
         );
         // Rounding does not turn nearly all into 100 %.
         assert!(ranked(&one, 1).contains("That is 99.9% of"));
-        assert_eq!(ranked(&[], 15_000), "3 late items (15.0us in total) came too fast to be explained.\n");
+        assert_eq!(ranked(&[], 15_000), "3 late items (15.0us in total) exceeded the budget for explanations.\n");
+    }
+
+    #[test]
+    fn what_reached_a_higher_threshold_than_the_recorded_one_is_unknown() {
+        let recorded = Some(RecordedFrom { recorded_ns: 10_000_000, asked_ns: 10_000_000_000 });
+        let text = |events| unexplained(&Unexplained { events, total_ns: 5, recorded }, 7, "wait").expect("a sentence");
+        assert_eq!(
+            text(963),
+            "963 waits of 10ms or longer have no causes in this recording; how many reached 10s is unknown."
+        );
+        assert!(text(1).starts_with("1 wait of 10ms or longer has no causes in this recording;"));
     }
 
     #[test]

@@ -354,8 +354,8 @@ mod tests {
         snapshot.unexplained =
             whylate_model::snapshot::Unexplained { events: 3, total_ns: 1_000_000_000, recorded: None };
         snapshot.lost.insert("unseen_sleeps".to_owned(), 4);
-        let rest =
-            "That is 50.0% of the late time: 3 late waits more (1.00s in total) came too fast to be explained. 4 lost.";
+        let rest = "That is 50.0% of the late time: 3 late waits more (1.00s in total) exceeded the budget for \
+                    explanations. 4 lost.";
         assert_eq!(all.gaps(&snapshot), Some(format!("2 waits of 5.00ms or longer took 1.00s in total. {rest}")));
         let svg = written(&all, Form::Svg, &snapshot);
         assert!(svg.contains(rest) && svg.contains("behind worker_5 (127ms,") && svg.contains("all (1.00s,"));

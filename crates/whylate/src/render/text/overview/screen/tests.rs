@@ -120,7 +120,7 @@ fn ranking_has_explained_share() {
     wq.unexplained = Unexplained { events: 40, total_ns: 3_000_000, recorded: None };
     let look = Overview { sources: vec![wq], culprits: vec![culprit], ..Overview::default() };
     let expected = "100% of the explained delay: thread hog:7.\n\nCULPRITS, 1.00ms in total\nThat is 25.0% of the late time: 40 late \
-                    events more (3.00ms in total) came too fast to be explained.\n";
+                    events more (3.00ms in total) exceeded the budget for explanations.\n";
     let text = rendered(&look, None, false);
     assert!(text.contains(expected), "{text}");
 }
