@@ -204,6 +204,7 @@ impl Culprits {
     /// Adds late events that are not explained.
     pub fn add_unexplained(&mut self, unexplained: Unexplained) {
         self.unexplained.events += unexplained.events;
+        self.unexplained.recorded = unexplained.recorded.or(self.unexplained.recorded);
         self.unexplained.total_ns = self.unexplained.total_ns.saturating_add(unexplained.total_ns);
     }
 

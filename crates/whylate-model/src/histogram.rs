@@ -173,6 +173,13 @@ impl Histogram {
         self.max_ns
     }
 
+    /// Returns the number of values of `ns` or more: a lower bound, as a bucket that begins below may have some too, but
+    /// at least 1 if the largest is one.
+    pub fn count_from(&self, ns: u64) -> u64 {
+        let counted = self.iter().filter(|(of, _)| *of.start() >= ns).map(|(_, count)| count).sum::<u64>();
+        counted.max(u64::from(!self.is_empty() && self.max_ns >= ns))
+    }
+
     /// Returns the arithmetic mean, exact up to the nanosecond below; 0 when empty.
     pub fn mean_ns(&self) -> u64 {
         let mean = self.sum_ns.checked_div(self.count().into()).unwrap_or(0);

@@ -211,6 +211,7 @@ impl Overview {
         each.fold(Unexplained::default(), |sum, of| Unexplained {
             events: sum.events + of.events,
             total_ns: sum.total_ns.saturating_add(of.total_ns),
+            recorded: sum.recorded.or(of.recorded),
         })
     }
 }

@@ -193,7 +193,7 @@ fn full(source: &str) -> Snapshot {
         stacks: vec![stack],
         late: vec![late],
         uninterruptible: vec![sleeper],
-        unexplained: Unexplained { events: 1, total_ns: 2 },
+        unexplained: Unexplained { events: 1, total_ns: 2, recorded: None },
         lost: BTreeMap::from([("unmatched".to_owned(), 3)]),
         probe: Probe { run_ns: 1, runs: 1 },
         ..Snapshot::new(source, "made", "web1", 1_795_252_440_123_000_000)

@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 use serde::{Deserialize, Serialize};
 
 use crate::programs::Programs;
-use crate::{ActorName, Histogram, Labels, LateEvent, Stack, Steps, WaitClass};
+use crate::{ActorName, Card, Histogram, Labels, LateEvent, Stack, Steps, WaitClass};
 
 /// Version of the JSON format; a reader refuses a higher one.
 pub const SCHEMA: u32 = 1;
@@ -58,6 +58,9 @@ pub struct Snapshot {
     pub lost: BTreeMap<String, u64>,
     /// Cost of measuring.
     pub probe: Probe,
+    /// Number of notes on the precision of the source on this machine that were not printed; not in JSON.
+    #[serde(skip)]
+    pub notes: u64,
 }
 
 /// The distributions and figures of one label set.
@@ -116,6 +119,18 @@ pub struct Unexplained {
     pub events: u64,
     /// Total latency in nanoseconds.
     pub total_ns: u64,
+    /// Thresholds, if a recording counted these events from a lower one than the requested one; not in JSON.
+    #[serde(skip)]
+    pub recorded: Option<RecordedFrom>,
+}
+
+/// Thresholds of a recording and of a reader of it who asks for longer latencies only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecordedFrom {
+    /// Minimum latency of the recorded late events, in nanoseconds.
+    pub recorded_ns: u64,
+    /// Minimum latency of the requested ones, in nanoseconds.
+    pub asked_ns: u64,
 }
 
 impl Unexplained {
@@ -135,6 +150,20 @@ impl Unexplained {
 }
 
 impl Snapshot {
+    /// Marks late events without causes that were recorded from a lower threshold than the requested one: how many of
+    /// them reached it is unknown. There are none if no latency of the source did.
+    pub fn limit_unexplained(&mut self, card: &Card, from: RecordedFrom) {
+        if self.unexplained.is_none() || from.asked_ns <= from.recorded_ns {
+            return;
+        }
+        let figures = (card.figures)(self);
+        let none_reached = card.events.is_none() && !figures.is_empty() && figures.max_ns() < from.asked_ns;
+        self.unexplained = match none_reached {
+            true => Unexplained::default(),
+            false => Unexplained { recorded: Some(from), ..self.unexplained },
+        };
+    }
+
     /// Creates an empty snapshot of `source`.
     pub fn new(source: &str, backend: &str, host: &str, start_unix_ns: u64) -> Self {
         Snapshot {
@@ -154,6 +183,7 @@ impl Snapshot {
             unexplained: Unexplained::default(),
             lost: BTreeMap::new(),
             probe: Probe::default(),
+            notes: 0,
         }
     }
 

@@ -283,8 +283,11 @@ fn unwritable_output_fails_before_command_runs() -> Result<()> {
 
 #[test]
 fn top_explains_missing_terminal_or_recording() -> Result<()> {
+    let recording = format!("{RECORDINGS}/quiet-6.1.whylate");
+    let for_text = format!("standard output is not a terminal (run `whylate replay {recording}` for text");
     for (arguments, status, message) in [
         (&["top"][..], 1, "standard output is not a terminal (run `whylate` for text"),
+        (&["top", recording.as_str()][..], 1, for_text.as_str()),
         (&["top", "/dev/null"], 1, "not a regular file"),
         (&["top", "/no/such/file"], 2, "cannot read /no/such/file"),
         (&["top", "--every", "1ns"], 2, "give an interval from 100ms to 1m"),

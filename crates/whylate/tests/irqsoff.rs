@@ -74,7 +74,7 @@ fn missing_cpu_is_a_usage_error() -> Result<()> {
     let output = irqsoff(&["-c", "60000", "-d", "1s"])?;
     let stderr = text(&output.stderr);
     ensure!(output.status.code() == Some(2), "{output:?}");
-    ensure!(stderr == "whylate: cannot attach irqsoff: CPU 60000 is not online: choose others\n", "{stderr:?}");
+    ensure!(stderr.starts_with("whylate: CPU 60000 is not online: choose from 0"), "{stderr:?}");
     Ok(())
 }
 
@@ -109,7 +109,7 @@ fn json_has_a_line_per_interval_with_named_culprits() -> Result<()> {
 
 /// Reported heartbeat period and measured cost of one heartbeat, both in nanoseconds, and the message.
 fn heartbeats(arguments: &[&str]) -> Result<(f64, Option<f64>, Vec<String>)> {
-    let output = irqsoff(&[&["--backend", "ticks", "--json", "-d", "200ms"], arguments].concat())?;
+    let output = irqsoff(&[&["--backend", "ticks", "--json", "-v", "-d", "200ms"], arguments].concat())?;
     ensure!(output.status.success(), "{arguments:?}: {output:?}");
     let all = snapshots(&text(&output.stdout))?;
     let series = all[0].series.iter().find(|series| series.labels.is_empty()).context("no series of heartbeats")?;
@@ -212,9 +212,8 @@ fn signal_prints_results_so_far() -> Result<()> {
     std::io::Read::read_exact(&mut out, &mut [0])?;
     running.signal(Signal::INT)?;
     let (status, stderr) = running.end()?;
-    // Why a better backend is not used, and what this one cannot see.
-    let known = ["whylate: irqsoff uses the ticks backend: ", "whylate: no stack is taken inside sections: ", DEAR];
-    let is_quiet = stderr.lines().all(|line| known.iter().any(|known| line.starts_with(known)));
+    // Only -v shows why a better backend is not used, and what this one cannot see.
+    let is_quiet = stderr.lines().all(|line| line.contains("left out"));
     ensure!(status.success() && is_quiet, "{status}, {stderr}");
     Ok(())
 }

@@ -85,7 +85,7 @@ fn page_has_figures_of_replay() -> Result<()> {
 
 /// Returns the source and the number of late values of each row, in alphabetical order.
 fn late_values(rows: &[Row]) -> Vec<String> {
-    let mut late: Vec<String> = rows.iter().map(|row| format!("{} {}", row[0], row[7])).collect();
+    let mut late: Vec<String> = rows.iter().map(|row| format!("{} {}", row[1], row[8])).collect();
     late.sort();
     late
 }

@@ -15,7 +15,7 @@ use crate::{Cause, CauseKind, Occupant};
 pub(super) const NOT_RECORDED: &str = "not recorded";
 
 /// Possible steal time: the hypervisor took it in the window or before.
-pub(super) const PERHAPS_STOLEN: &str = "hypervisor, or whoever had the CPU";
+pub(super) const PERHAPS_STOLEN: &str = "hypervisor, or the thread that had the CPU";
 
 /// Rule by which a part of a window is explained.
 #[derive(Clone, Debug)]

@@ -86,8 +86,9 @@ fn calls(snapshot: &Snapshot) -> Option<String> {
         .filter(|(series, _)| series.labels.get("handler").is_some_and(|name| is_call_ipi(name)));
     let count: u64 = calls.map(|(_, length)| length.count()).sum();
     (count > 0).then(|| {
-        format!("{count} times other CPUs' calls (IPIs) made interrupts late: isolate CPUs from those that change memory maps \
-             or kernel code"
+        format!(
+            "calls of other CPUs (IPIs) made interrupts late {}: isolate CPUs from those that change memory maps or kernel code",
+            if count == 1 { "once".to_owned() } else { format!("{count} times") }
         )
     })
 }

@@ -23,7 +23,7 @@ const MIN_STARVED: f64 = 0.05;
 const MIN_WORKING: f64 = 0.8;
 
 fn percent(share: f64) -> String {
-    format!("{:.0} %", share * 100.0)
+    format!("{:.0}%", share * 100.0)
 }
 
 /// Returns advice, one sentence each, with the figures that it follows from; empty if the figures justify none.
@@ -61,7 +61,7 @@ fn thread_verdicts(series: &Series, snapshot: &Snapshot) -> Vec<String> {
     {
         advises_shorter_idle = true;
         sentences.push(format!(
-            "{who} spins {} of the time and works {:.1} %: shorten sq_thread_idle{now}, or do without SQPOLL",
+            "{who} spins {} of the time and works {:.1}%: shorten sq_thread_idle{now}, or do without SQPOLL",
             percent(spinning),
             value("working").unwrap_or(0.0) * 100.0
         ));
@@ -138,7 +138,7 @@ fn process_verdicts<'a>(threads: impl Iterator<Item = &'a Series>) -> Vec<String
         .filter(|&(_, _, sum, count)| count > 1 && sum < MIN_SPINNING)
         .map(|(process, pid, sum, count)| {
             format!(
-                "{process}:{pid} has {count} submission threads that together work {:.1} % of one CPU: let its rings share one (IORING_SETUP_ATTACH_WQ)",
+                "{process}:{pid} has {count} submission threads that together work {:.1}% of one CPU: let its rings share one (IORING_SETUP_ATTACH_WQ)",
                 sum * 100.0
             )
         })
@@ -176,7 +176,7 @@ mod tests {
     #[test]
     fn spinning_thread_is_reported_with_figures() {
         let expected =
-            "app:11 spins 97 % of the time and works 1.0 %: shorten sq_thread_idle (now 2000 ms), or do without SQPOLL";
+            "app:11 spins 97% of the time and works 1.0%: shorten sq_thread_idle (now 2000 ms), or do without SQPOLL";
         assert_eq!(verdicts_of(vec![thread("11", &SPINS)]), [expected]);
     }
 
@@ -185,7 +185,7 @@ mod tests {
         let verdicts = verdicts_of(vec![thread("11", &SPINS), thread("12", &SPINS)]);
         assert_eq!(verdicts.len(), 3, "{verdicts:?}");
         assert!(
-            verdicts[2].starts_with("app:10 has 2 submission threads that together work 2.0 % of one CPU"),
+            verdicts[2].starts_with("app:10 has 2 submission threads that together work 2.0% of one CPU"),
             "{verdicts:?}"
         );
     }
@@ -208,7 +208,7 @@ mod tests {
         assert_eq!(
             verdicts_of(vec![starved, by]),
             [
-                "app:11 waits for CPU 3 50 % of the time, 80 % of it behind hog:7: pin it to a CPU of its own (sq_thread_cpu)"
+                "app:11 waits for CPU 3 50% of the time, 80% of it behind hog:7: pin it to a CPU of its own (sq_thread_cpu)"
             ]
         );
     }
@@ -226,7 +226,7 @@ mod tests {
         assert_eq!(
             verdicts_of(vec![starved.clone(), behind, throttled]),
             [
-                "app:11 waits for CPU 1 80 % of the time, 95 % of it throttled by cgroup /a/b: raise the quota of that cgroup (cpu.max), or have its threads run less"
+                "app:11 waits for CPU 1 80% of the time, 95% of it throttled by cgroup /a/b: raise the quota of that cgroup (cpu.max), or have its threads run less"
             ]
         );
         // A quota that is rarely used up is not the reason.
@@ -234,7 +234,7 @@ mod tests {
         let sentences = verdicts_of([vec![starved], mostly_behind.into()].concat());
         assert!(
             sentences.len() == 1
-                && sentences[0].ends_with("90 % of it behind hog:7: pin it to a CPU of its own (sq_thread_cpu)"),
+                && sentences[0].ends_with("90% of it behind hog:7: pin it to a CPU of its own (sq_thread_cpu)"),
             "{sentences:?}"
         );
     }
@@ -244,11 +244,11 @@ mod tests {
         let busy = |rings| thread("11", &[("working", 0.9), ("spinning", 0.1), ("utilisation", 0.9), ("rings", rings)]);
         assert_eq!(
             verdicts_of(vec![busy(3.0)]),
-            ["app:11 works 90 % of the time: share its 3 rings among several threads"]
+            ["app:11 works 90% of the time: share its 3 rings among several threads"]
         );
         assert_eq!(
             verdicts_of(vec![busy(1.0)]),
-            ["app:11 works 90 % of the time: spread the load over another ring with its own thread"]
+            ["app:11 works 90% of the time: spread the load over another ring with its own thread"]
         );
     }
 

@@ -261,7 +261,9 @@ fn run_there(
         }
         let made = maker.make(stop)?;
         if made.cpu != cpu {
-            return Err(anyhow!("it came to run on CPU {}, and not on CPU {cpu}: choose another CPU", made.cpu).into());
+            return Err(
+                anyhow!("the kernel ran it on CPU {} instead of CPU {cpu}: choose another CPU", made.cpu).into()
+            );
         }
         if made.start_ns == 0 {
             break;

@@ -20,8 +20,10 @@ use std::time::Duration;
 use io_uring::{IoUring, opcode, types};
 
 use crate::kernel::clock::monotonic_ns;
+use crate::kernel::cpus::all_online;
 use crate::kernel::priority::{become_fifo, favour, remedy, run_on};
 use crate::kernel::proc;
+use crate::source::AttachError;
 
 /// Maximum number of rings that share one submission thread.
 pub const MAX_RINGS: usize = 8;
@@ -71,6 +73,17 @@ impl Default for Plan {
             app_cpu: None,
             urgent: false,
         }
+    }
+}
+
+impl Plan {
+    /// Refuses CPUs that are not online.
+    ///
+    /// # Errors
+    /// Fails if a CPU of the plan is not online.
+    pub fn check(&self) -> Result<(), AttachError> {
+        let cpus: Vec<u32> = self.sq_cpu.into_iter().chain(self.app_cpu).collect();
+        all_online(&cpus)
     }
 }
 

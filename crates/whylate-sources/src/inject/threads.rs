@@ -9,10 +9,12 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, anyhow};
+use anyhow::Context;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
 
+use crate::kernel::cpus::list;
 use crate::kernel::priority::{become_fifo, become_normal, run_on};
+use crate::source::AttachError;
 
 /// Time limit for the busy threads to start.
 const LOAD_START: Duration = Duration::from_secs(2);
@@ -35,11 +37,11 @@ pub(super) fn current_cpu() -> anyhow::Result<u32> {
 }
 
 /// Pins the calling thread to this CPU. Returns it, and the others that the thread could run on.
-pub(super) fn move_to(cpu: u32) -> anyhow::Result<(u32, Vec<u32>)> {
+pub(super) fn move_to(cpu: u32) -> Result<(u32, Vec<u32>), AttachError> {
     let cpus = usable_cpus().context("cannot list the CPUs")?;
     if !cpus.contains(&cpu) {
-        let list = cpus.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
-        return Err(anyhow!("CPU {cpu} is offline or not ours to use: choose one of {list}"));
+        let message = format!("CPU {cpu} is offline or not ours to use: choose from {}", list(&cpus));
+        return Err(AttachError::Contradiction(message));
     }
     run_on(&[cpu]).with_context(|| format!("cannot move to CPU {cpu}"))?;
     Ok((cpu, cpus.into_iter().filter(|&other| other != cpu).collect()))

@@ -67,7 +67,9 @@ impl AttachedTicks {
     ) -> Result<Self, AttachError> {
         let (sampler, blind) = match sampler {
             Ok(sampler) => (sampler, None),
-            Err(reason) => (NmiSampler::default(), Some(format!("no stack is taken inside sections: {reason}"))),
+            Err(reason) => {
+                (NmiSampler::default(), Some(format!("no stacks from inside sections with interrupts off: {reason}")))
+            }
         };
         // Before other timers run.
         let period = Period::new(options.period_ns, &wanted);

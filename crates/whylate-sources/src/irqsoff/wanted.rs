@@ -8,9 +8,6 @@ use crate::source::AttachError;
 
 /// Returns the requested CPUs, which must be online, or all online CPUs if none is requested.
 pub(super) fn wanted_cpus(asked: &[u32]) -> Result<Vec<u32>, AttachError> {
-    let online = cpus::online().context("cannot list the online CPUs")?;
-    if let Some(cpu) = asked.iter().find(|cpu| !online.contains(cpu)) {
-        return Err(AttachError::Contradiction(format!("CPU {cpu} is not online: choose others")));
-    }
-    Ok(if asked.is_empty() { online } else { asked.to_vec() })
+    cpus::all_online(asked)?;
+    Ok(if asked.is_empty() { cpus::online().context("cannot list the online CPUs")? } else { asked.to_vec() })
 }

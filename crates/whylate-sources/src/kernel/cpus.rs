@@ -3,6 +3,9 @@
 
 use std::io;
 
+use anyhow::Context as _;
+
+use crate::kernel::error::AttachError;
 use crate::kernel::percpu::PreemptCount;
 
 /// Returns the highest possible CPU number; there may be gaps below it.
@@ -19,6 +22,25 @@ pub fn highest_possible() -> io::Result<u32> {
 /// Fails if the kernel's list cannot be read.
 pub fn online() -> io::Result<Vec<u32>> {
     read("online")
+}
+
+/// Refuses CPUs that are not online.
+///
+/// # Errors
+/// Fails if the kernel does not list its CPUs, or one of these is not online.
+pub fn all_online(asked: &[u32]) -> Result<(), AttachError> {
+    if asked.is_empty() {
+        return Ok(());
+    }
+    refuse_offline(asked, &online().context("cannot list the online CPUs")?)
+}
+
+fn refuse_offline(asked: &[u32], online: &[u32]) -> Result<(), AttachError> {
+    let message = |cpu| format!("CPU {cpu} is not online: choose from {}", list(online));
+    match asked.iter().find(|cpu| !online.contains(cpu)) {
+        Some(cpu) => Err(AttachError::Contradiction(message(cpu))),
+        None => Ok(()),
+    }
 }
 
 /// Parses a thread's `status` (proc_pid_status(5)).
@@ -198,6 +220,13 @@ impl Machine {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_error_about_an_offline_cpu_names_the_others() {
+        let said = |asked: &[u32]| refuse_offline(asked, &[0, 1, 2, 5]).err().map(|error| error.to_string());
+        assert_eq!(said(&[1, 77]).as_deref(), Some("CPU 77 is not online: choose from 0-2,5"));
+        assert_eq!(said(&[0, 5]), None);
+    }
 
     #[test]
     fn parses_steal_time_of_each_cpu() {

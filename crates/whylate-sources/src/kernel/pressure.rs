@@ -68,7 +68,7 @@ impl FromStr for PressureThreshold {
             None => us(stall)?,
         };
         if stall_us == 0 || stall_us > window_us {
-            return Err("give a share above 0 % and up to 100 %, or a time up to the window".to_owned());
+            return Err("give a share above 0% and up to 100%, or a time up to the window".to_owned());
         }
         Ok(PressureThreshold { resource, kind, stall_us, window_us, cgroup })
     }
@@ -191,7 +191,7 @@ fn share(totals: &VecDeque<(u64, u64)>) -> String {
         return String::new();
     }
     let percent = to_us.saturating_sub(*from_us) as f64 * 1e5 / ns as f64;
-    format!(" {:.0} % over {:.1} s", percent.min(100.0), ns as f64 / 1e9)
+    format!(" {:.0}% over {:.1} s", percent.min(100.0), ns as f64 / 1e9)
 }
 
 #[cfg(test)]
@@ -207,7 +207,7 @@ mod tests {
             (Some(5_000), Some(7), None)
         );
         let totals = VecDeque::from([(1_000_000_000, 5_000), (2_000_000_000, 9_000), (3_000_000_000, 705_000)]);
-        assert_eq!(share(&totals), " 35 % over 2.0 s");
+        assert_eq!(share(&totals), " 35% over 2.0 s");
         assert_eq!(share(&VecDeque::from([(1, 2)])), "");
     }
 

@@ -94,7 +94,7 @@ impl fmt::Display for Choice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{}: looking at {} threads {:.0} times a second takes about {:.2} % of a CPU, tracing {:.0} switches a second {:.2} %",
+            "{}: looking at {} threads {:.0} times a second takes about {:.2}% of a CPU, tracing {:.0} switches a second {:.2}%",
             self.backend(),
             self.threads,
             self.rate_hz(),
@@ -131,7 +131,7 @@ mod tests {
         assert!((busy.sample_share() - 0.0027).abs() < 1e-9, "no thread is changed more than once a walk");
         assert_eq!(
             many.to_string(),
-            "trace: looking at 10000 threads 9 times a second takes about 2.83 % of a CPU, tracing 500 switches a second 0.10 %"
+            "trace: looking at 10000 threads 9 times a second takes about 2.83% of a CPU, tracing 500 switches a second 0.10%"
         );
     }
 

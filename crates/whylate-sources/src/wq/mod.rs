@@ -62,7 +62,7 @@ static INFO: SourceInfo = SourceInfo {
                 Need::Map(MapKind::RingBuf),
                 Need::Map(MapKind::StackTrace),
             ],
-            limitations: "an item that is queued again in the instant in which its worker takes it is recognized only afterwards",
+            limitations: "an item that is queued again while its worker takes it is recognized only afterwards",
         },
     ],
 };

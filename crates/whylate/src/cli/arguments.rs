@@ -7,6 +7,7 @@ use anyhow::anyhow;
 use clap::{Args, ValueEnum};
 use whylate_model::culprits::By;
 use whylate_model::late::Thresholds;
+use whylate_model::snapshot::Unexplained;
 use whylate_model::{Card, LateEvent, Snapshot};
 
 use crate::cli::values::{Cpus, at, duration_ns, seconds_ns, share_ppm};
@@ -46,7 +47,7 @@ impl Schedule {
 /// How much is printed, for commands that print figures.
 #[derive(Clone, Copy, Debug, Default, Args)]
 pub struct Verbosity {
-    /// Also print lost events by reason
+    /// Also print lost events by reason, and notes on precision
     #[arg(short, long)]
     pub verbose: bool,
 }
@@ -89,8 +90,12 @@ impl Explain {
     /// Returns whether a snapshot has something late that is not among its late events: events that came too fast, and
     /// figures over the source's own limit.
     pub fn judges_late_snapshot(&self, card: &Card, snapshot: &Snapshot) -> bool {
-        snapshot.unexplained.events > 0
-            || self.why.is_none() && (card.figures)(snapshot).max_ns() >= card.judged.late_from_ns
+        let Unexplained { events, recorded, .. } = snapshot.unexplained;
+        // The figures of some sources are not those of their late events.
+        let why_ns = self.why.filter(|_| card.events.is_none());
+        let late_from_ns = if self.why.is_some() { why_ns } else { Some(card.judged.late_from_ns) };
+        events > 0 && recorded.is_none()
+            || late_from_ns.is_some_and(|from_ns| (card.figures)(snapshot).count_from(from_ns) > 0)
     }
 
     /// Returns the exit status.

@@ -122,6 +122,7 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<u8> {
         source: &arguments.options(),
         schedule: arguments.schedule,
         explain: arguments.explain,
+        is_verbose: arguments.verbosity.verbose,
         keep: Keep::for_output(arguments.schedule.json, thresholds),
         late: arguments.has_lines().then_some(thresholds),
         only: &|labels| disk.is_none_or(|disk| labels.get("device").is_some_and(|device| device == disk)),

@@ -155,7 +155,7 @@ fn measure(recording: &Recording, reports_missing: bool) -> anyhow::Result<Side>
     })?;
     let name = recording.path.to_string_lossy().into_owned();
     if lengths.covered_ns() == 0 {
-        return Err(nothing_in_span(&whylate_model::units::printable(&name)));
+        return Err(nothing_in_span(&recording.path));
     }
     lost.retain(|_, count| *count > 0);
     let about = About { name, host: header.host.clone(), kernel: header.kernel.clone(), lost, ..about };

@@ -6,9 +6,11 @@ use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use clap::{Args, Command, ValueEnum};
+use clap::builder::PossibleValuesParser;
+use clap::{Arg, Args, Command, ValueEnum};
 use clap_complete::{Generator as _, Shell};
 use clap_mangen::Man;
+use whylate_model::sources::CARDS;
 
 use crate::cli::exit_status;
 
@@ -16,7 +18,7 @@ const NAME: &str = "whylate";
 /// Beginning of the examples in the help of a command. A comment precedes each command.
 pub const EXAMPLES: &str = "examples:\n";
 /// Date of the man pages: that of the last change of the command line.
-const DATE: &str = "2026-11-29";
+const DATE: &str = "2026-12-01";
 /// Maximum length of a line of a man page, in bytes.
 const WIDTH: usize = 79;
 /// Man page of the file format: name and text.
@@ -199,19 +201,23 @@ fn write_completions(all: &Command, directory: &Path) -> anyhow::Result<()> {
 /// Returns the completions for a shell. In memory, as clap_complete panics where it cannot write.
 pub fn completions(all: &Command, shell: Shell) -> Vec<u8> {
     let mut text = Vec::new();
-    clap_complete::generate(shell, &mut documented_command(all), NAME, &mut text);
+    clap_complete::generate(shell, &mut completed_command(all), NAME, &mut text);
     text
 }
 
-/// Returns the command line without hidden commands: clap's completions would offer them, and clap cannot remove one.
+/// Returns the command line without hidden commands.
 fn documented_command(all: &Command) -> Command {
-    let mut shown = Command::new(NAME)
+    let shown = Command::new(NAME)
         .version(env!("CARGO_PKG_VERSION"))
         .propagate_version(true)
         .disable_help_subcommand(true)
         .subcommand_required(all.is_subcommand_required_set())
         .args(all.get_arguments().cloned())
         .subcommands(all.get_subcommands().filter(|command| !command.is_hide_set()).cloned());
+    with_texts_of(all, shown)
+}
+
+fn with_texts_of(all: &Command, mut shown: Command) -> Command {
     if let Some(about) = all.get_about() {
         shown = shown.about(about.clone());
     }
@@ -220,6 +226,64 @@ fn documented_command(all: &Command) -> Command {
     }
     if let Some(after) = all.get_after_help() {
         shown = shown.after_help(after.clone());
+    }
+    shown
+}
+
+/// Returns a name for a new command or option: clap takes only those that are never freed. The process ends soon.
+fn kept(name: &str) -> &'static str {
+    Box::leak(name.to_owned().into_boxed_str())
+}
+
+/// Returns the command line to complete.
+fn completed_command(all: &Command) -> Command {
+    let topics = all.get_subcommands().filter(|command| !command.is_hide_set()).map(|of| kept(of.get_name()));
+    let topics: Vec<&str> = topics.chain(["lost"]).collect();
+    let topics = PossibleValuesParser::new(topics);
+    completed(all)
+        .version(env!("CARGO_PKG_VERSION"))
+        .propagate_version(true)
+        .mut_subcommand("help", |help| help.mut_arg("topic", |topic| topic.value_parser(topics)))
+}
+
+/// Returns a command without hidden commands and options, which include former names: clap's completions would offer
+/// them, and clap cannot remove one.
+fn completed(all: &Command) -> Command {
+    let shown = Command::new(kept(all.get_name()))
+        .disable_help_subcommand(true)
+        .args(all.get_arguments().filter(|arg| !arg.is_hide_set()).map(completed_arg))
+        .subcommands(all.get_subcommands().filter(|command| !command.is_hide_set()).map(completed));
+    with_texts_of(all, shown)
+}
+
+/// Returns an option without rules about other options, which may be hidden.
+fn completed_arg(arg: &Arg) -> Arg {
+    let mut shown = Arg::new(arg.get_id().clone())
+        .action(arg.get_action().clone())
+        .global(arg.is_global_set())
+        .last(arg.is_last_set())
+        .trailing_var_arg(arg.is_trailing_var_arg_set())
+        .allow_hyphen_values(arg.is_allow_hyphen_values_set());
+    if arg.get_action().takes_values() {
+        shown = shown.value_parser(arg.get_value_parser().clone()).value_hint(arg.get_value_hint());
+        if arg.get_id() == "sources" {
+            shown = shown.value_parser(PossibleValuesParser::new(CARDS.map(|card| card.name)));
+        }
+        if let Some(names) = arg.get_value_names() {
+            shown = shown.value_names(names.to_vec());
+        }
+        if let Some(count) = arg.get_num_args() {
+            shown = shown.num_args(count);
+        }
+    }
+    if let Some(short) = arg.get_short() {
+        shown = shown.short(short);
+    }
+    if let Some(long) = arg.get_long() {
+        shown = shown.long(kept(long));
+    }
+    if let Some(help) = arg.get_help() {
+        shown = shown.help(help.clone());
     }
     shown
 }
@@ -298,7 +362,13 @@ mod tests {
         for name in names {
             let text = fs::read_to_string(parent.path().join("made/on/demand").join(&name)).expect("a text file");
             assert!(text.contains("doctor"), "{name} offers no doctor");
-            assert!(!text.contains("generate"), "{name} offers the hidden command");
+            for hidden in ["generate", "help-lost", "--perfetto", "--parquet"] {
+                assert!(!text.contains(hidden), "{name} offers {hidden}, which is hidden");
+            }
+            // Topics of `whylate help`, and values of --sources.
+            for offered in ["completions lost", "wq timerlat"] {
+                assert!(text.contains(offered) || name != "whylate.bash", "{name} does not offer {offered}");
+            }
         }
     }
 

@@ -7,7 +7,7 @@ use anyhow::anyhow;
 use clap::{Args, Command};
 use whylate_model::sources::{CARDS, named};
 
-use crate::cli::UsageError;
+use crate::cli::{UsageError, foreign};
 use crate::render::text::fit::Fit;
 use crate::render::text::lost;
 
@@ -33,7 +33,10 @@ pub struct Arguments {
 /// Fails if there is no such topic, or the output cannot be written.
 pub fn run(arguments: &Arguments, mut all: Command) -> anyhow::Result<()> {
     let topic: Vec<&str> = arguments.topic.iter().map(String::as_str).collect();
-    let missing = || UsageError(anyhow!("there is no help on {} (see `whylate --help`)", topic.join(" ")));
+    let missing = || match topic.first().and_then(|name| foreign::advice(name)) {
+        Some(advice) => UsageError(anyhow!(advice)),
+        None => UsageError(anyhow!("there is no help on {} (see `whylate --help`)", topic.join(" "))),
+    };
     let mut out = Fit::stdout(matches!(topic[..], ["lost", ..]));
     match topic[..] {
         ["lost"] => lost::write(&mut out, &CARDS)?,
@@ -48,4 +51,22 @@ pub fn run(arguments: &Arguments, mut all: Command) -> anyhow::Result<()> {
         }
     }
     Ok(out.flush()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+    use crate::cli::parser::Cli;
+
+    #[test]
+    fn help_on_another_tool_names_the_command() {
+        let refused = |topic: &str| {
+            let arguments = Arguments { topic: vec![topic.to_owned()] };
+            run(&arguments, Cli::command()).map_err(|error| error.to_string()).expect_err("no such command")
+        };
+        assert!(refused("offcputime").contains("use `whylate offcpu"), "{}", refused("offcputime"));
+        assert_eq!(refused("nonsense"), "there is no help on nonsense (see `whylate --help`)");
+    }
 }

@@ -189,6 +189,7 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<u8> {
         source: &arguments.options(),
         schedule: arguments.schedule,
         explain: arguments.explain,
+        is_verbose: arguments.verbosity.verbose,
         keep: arguments.keep(),
         late: has_late_events.then_some(arguments.thresholds()),
         only: &|_| true,

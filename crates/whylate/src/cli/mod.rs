@@ -114,7 +114,8 @@ fn perform(cli: Cli, origin: &Origin) -> ExitCode {
         Command::Top(arguments) => top::run(&arguments, origin).map(|()| SUCCESS),
         Command::Serve(arguments) => serve::run(&arguments, origin).map(|()| SUCCESS),
         _ if !origin.is_live() => {
-            Err(UsageError(anyhow!("that command cannot be replayed (name a source, or none for the overview)")).into())
+            let known = "wq, timerlat, irqsoff, offcpu, sqpoll, block, top, serve, or none for the overview";
+            Err(UsageError(anyhow!("that command cannot be replayed (choose from: {known})")).into())
         }
         Command::Record(arguments) => record::run(&arguments).map(|()| SUCCESS),
         Command::Replay(arguments) => return perform_on(&arguments),
@@ -137,7 +138,7 @@ fn perform(cli: Cli, origin: &Origin) -> ExitCode {
 fn perform_on(replay: &replay::Arguments) -> ExitCode {
     match parser::parse_words(&replay.command) {
         Ok(cli) => perform(cli, &replay.origin()),
-        Err(refusal) => refuse(&refusal),
+        Err(refusal) => refuse(&refusal.in_replay()),
     }
 }
 

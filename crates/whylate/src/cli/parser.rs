@@ -93,6 +93,21 @@ impl Refusal {
         if self.is_error() { exit_status::of_usage_error(self.command.as_deref()) } else { SUCCESS }
     }
 
+    /// Returns the refusal of a command behind `whylate replay FILE`: options that select a span precede the command.
+    pub fn in_replay(self) -> Refusal {
+        const OF_SPANS: [&str; 3] = ["--at", "--from", "--to"];
+        let given = match self.error.get(ContextKind::InvalidArg) {
+            Some(ContextValue::String(given)) if self.error.kind() == ErrorKind::UnknownArgument => given.clone(),
+            _ => return self,
+        };
+        let (Some(option), Some(command)) = (OF_SPANS.into_iter().find(|option| *option == given), &self.command)
+        else {
+            return self;
+        };
+        let message = format!("{option} selects a span of the recording: write it before {command}\n");
+        Refusal { error: clap::Error::raw(ErrorKind::UnknownArgument, message), ..self }
+    }
+
     /// Prints the help or the error. Escapes words of the command line that are not printable.
     ///
     /// # Errors
@@ -140,7 +155,7 @@ pub fn parse_words(words: &[OsString]) -> Result<Cli, Refusal> {
         // What can be parsed of the line has its command.
         let partly = Cli::command().ignore_errors(true).try_get_matches_from(line()).ok();
         let command = partly.and_then(|matches| matches.subcommand_name().map(str::to_owned));
-        let unknown = command.is_none().then(|| unknown_command(&error)).flatten();
+        let unknown = command.is_none().then(|| unknown_command(&error, words)).flatten();
         let takes_any_word = command.as_deref() == Some("run");
         let error = if takes_any_word { error } else { without_advice(error) };
         Refusal { error: unknown.unwrap_or(error), command }
@@ -164,20 +179,39 @@ fn refuse_options_before_commands(matches: &ArgMatches, command: &mut clap::Comm
     command.find_subcommand_mut(name).map_or(Ok(()), |command| refuse_options_before_commands(below, command))
 }
 
-/// Returns the error about an unknown command: a word that is no number is not meant as the duration of the overview.
-fn unknown_command(error: &clap::Error) -> Option<clap::Error> {
+/// Returns the error about an unknown command: a word that is no number is not meant as the duration of the overview,
+/// also if other words follow that no command has taken.
+fn unknown_command(error: &clap::Error, words: &[OsString]) -> Option<clap::Error> {
     let context = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => Some(text.as_str()),
         _ => None,
     };
-    let word = context(ContextKind::InvalidValue)?;
-    let is_command =
-        context(ContextKind::InvalidArg)? == overview::LENGTH && !word.starts_with(|c: char| c.is_ascii_digit());
+    let word = match error.kind() {
+        ErrorKind::UnknownArgument => first_word(words)?,
+        _ => {
+            context(ContextKind::InvalidValue).filter(|_| context(ContextKind::InvalidArg) == Some(overview::LENGTH))?
+        }
+    };
+    let is_command = !word.starts_with(|c: char| c.is_ascii_digit());
     let commands: Vec<clap::Command> =
         Cli::command().get_subcommands().filter(|command| !command.is_hide_set()).cloned().collect();
     let without_options =
         clap::Command::new("whylate").override_usage(USAGE).disable_help_subcommand(true).subcommands(commands);
     is_command.then(|| without_options.try_get_matches_from(["whylate", word]).err()).flatten()
+}
+
+/// Returns the first word if it is no option, after the options of every command.
+fn first_word(words: &[OsString]) -> Option<&str> {
+    let mut words = words.iter().map(|word| word.to_str().unwrap_or_default());
+    loop {
+        match words.next()? {
+            "--color" => {
+                words.next();
+            }
+            word if word.starts_with("--color=") => {}
+            word => return (!word.starts_with('-')).then_some(word),
+        }
+    }
 }
 
 /// Removes clap's advice to pass an unknown option as a value: no value begins with a dash.
@@ -288,6 +322,20 @@ mod tests {
     }
 
     #[test]
+    fn a_span_behind_the_command_of_a_replay_is_refused_with_advice() {
+        let refused = |line: &str| {
+            let words: Vec<OsString> = line.split(' ').map(OsString::from).collect();
+            let refusal = parse_words(&words).expect_err(line).in_replay();
+            (refusal.status(), refusal.to_string())
+        };
+        let (status, message) = refused("wq --at 10:00..10:05");
+        assert_eq!(status, 2);
+        assert!(message.contains("--at selects a span of the recording: write it before wq"), "{message}");
+        assert!(refused("block --from=10:00").1.contains("write it before block"));
+        assert!(refused("wq --nonsense").1.contains("unexpected argument '--nonsense'"));
+    }
+
+    #[test]
     fn an_error_has_the_status_of_its_command() {
         for (line, status) in [
             ("timerlat --nonsense", 1),
@@ -318,7 +366,12 @@ mod tests {
     fn an_unknown_command_is_no_duration() {
         for (line, message) in [
             ("offcpuu", "a similar subcommand exists: 'offcpu'"),
+            ("offcpuu 10", "a similar subcommand exists: 'offcpu'"),
+            ("blok 1 10", "a similar subcommand exists: 'block'"),
+            ("offcpuu --why 5ms", "a similar subcommand exists: 'offcpu'"),
             ("--color never nonsense", "unrecognized subcommand 'nonsense'"),
+            ("--color never nonsense 1", "unrecognized subcommand 'nonsense'"),
+            ("10 --nonsense", "unexpected argument '--nonsense'"),
             ("10x", "invalid value '10x' for '[DURATION]'"),
             ("offcpu x", "invalid value 'x' for '[DURATION]'"),
         ] {

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use whylate_model::late::Thresholds;
+use whylate_model::snapshot::RecordedFrom;
 use whylate_model::units::format_round_ns;
 use whylate_model::{Card, Labels, LateEvent, Merger, Snapshot};
 use whylate_sources::Source;
@@ -25,7 +26,7 @@ use crate::render::text::Output;
 use crate::render::text::fit::Fit;
 use crate::render::text::next::Next;
 use crate::store::late_buffer::{Keep, LateBuffer};
-use crate::store::play::Recording;
+use crate::store::play::{Played, Recording};
 use crate::store::{Recorder, about};
 
 /// Selection of what a command measures and prints.
@@ -35,6 +36,8 @@ pub struct Query<'a> {
     pub schedule: Schedule,
     /// Thresholds as given, which decide what is late.
     pub explain: Explain,
+    /// Prints how precise the source is on this machine.
+    pub is_verbose: bool,
     pub keep: Keep,
     /// Thresholds of late events; `None` if late events are not read.
     pub late: Option<Thresholds>,
@@ -62,7 +65,7 @@ impl Stream {
                 let watch = Watch::new().context("cannot watch for Ctrl-C")?;
                 // Fails before anything is attached if the file cannot be written.
                 let store = record_to.map(record::file).transpose()?;
-                let feed = Feed::attach(query.source)?;
+                let feed = Feed::attach(query.source, query.is_verbose)?;
                 let late_from_ns = query.late.map(|late| late.min_ns().unwrap_or(0));
                 let header = about::of_one(card.name, feed.source.backend, late_from_ns);
                 let recorder = store.map(|store| Recorder::start(store, header)).transpose()?;
@@ -151,7 +154,13 @@ pub fn drive(
     output.begin(out)?;
     out.flush()?;
     let (merger, kept, printed) = (Merger::default(), LateBuffer::new(query.keep), 0);
-    let mut printer = Printer { query, output, out, seen, merger, kept, printed, is_live: false, has_late: false };
+    let recorded = match &stream {
+        Stream::Recorded(replay) => recorded_from(replay.played(), query),
+        Stream::Live(_) => None,
+    };
+    let (is_live, has_late) = (false, false);
+    let notes = stream.feed().map_or(0, Feed::precision_notes);
+    let mut printer = Printer { query, output, out, seen, merger, kept, printed, is_live, has_late, recorded, notes };
     match stream {
         Stream::Live(mut live) => {
             printer.is_live = true;
@@ -172,6 +181,13 @@ pub fn drive(
     }
 }
 
+/// Returns the thresholds of the recording's late events and of those to explain.
+fn recorded_from(played: &Played, query: &Query<'_>) -> Option<RecordedFrom> {
+    let asked_ns = query.late?.explain_ns?;
+    let recorded_ns = played.late_from_ns(query.source.info().card.name).ok()??;
+    Some(RecordedFrom { recorded_ns, asked_ns })
+}
+
 /// Prints late events as they arrive, and the snapshots of each interval merged into one.
 struct Printer<'a> {
     query: &'a Query<'a>,
@@ -186,6 +202,10 @@ struct Printer<'a> {
     is_live: bool,
     /// Whether anything was late so far.
     has_late: bool,
+    /// Thresholds of the recording and of `--why`; `None` without them.
+    recorded: Option<RecordedFrom>,
+    /// Number of notes on the source's precision, until the first snapshot is printed.
+    notes: u64,
 }
 
 impl Printer<'_> {
@@ -193,6 +213,10 @@ impl Printer<'_> {
     fn print(&mut self) -> anyhow::Result<()> {
         let Some(mut snapshot) = self.merger.take() else { return Ok(()) };
         self.kept.move_into(&mut snapshot);
+        snapshot.notes = std::mem::take(&mut self.notes);
+        if let Some(from) = self.recorded {
+            snapshot.limit_unexplained(self.query.source.info().card, from);
+        }
         (self.seen)(&snapshot);
         self.has_late |= self.query.explain.judges_late_snapshot(self.query.source.info().card, &snapshot);
         self.output.snapshot(self.out, snapshot)?;

@@ -183,9 +183,11 @@ fn announce(setup: &Setup<'_>) {
     // A failed write of this notice does not matter.
     let _ = writeln!(
         io::stderr(),
-        "whylate: all of it takes some 20 seconds, longer on a busy machine. CPU {cpu} is blocked for {} ms at a time, {disturbances} times, by disabled \
-         interrupts, a softirq or a real-time thread; 50 work items occupy it for 1 ms each, and a submission thread for a third of 3 seconds, \
-         during which a real-time thread on CPU {other} watches it. At the end, 16 threads write to a disk for about 1 s.",
+        "whylate: about 20 s, longer on a busy machine. What is injected:\n\
+         \x20 CPU {cpu}: blocked {disturbances} times for {} ms, by disabled interrupts, a softirq or a real-time thread\n\
+         \x20 CPU {cpu}: 50 work items of 1 ms each\n\
+         \x20 CPU {cpu}: a submission thread that works for a third of 3 s; a real-time thread on CPU {other} watches it\n\
+         \x20 disk: 16 threads that write for about 1 s",
         length_ns / 1_000_000
     );
 }

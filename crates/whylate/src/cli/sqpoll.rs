@@ -43,8 +43,8 @@ pub struct Arguments {
     /// Only threads of this process
     #[arg(short, long, value_parser = pid)]
     pid: Option<u32>,
-    /// Measure work at the entry and exit of the functions that do it, if the kernel allows BPF programs there.
-    /// Measuring starts and ends only after each submission thread of this host has slept once
+    /// Trace the entry and exit of the functions that do work, instead of sampling, where the kernel allows BPF programs
+    /// there. Attaching and detaching wait until each submission thread of this host has slept once
     #[arg(long)]
     precise: bool,
     #[command(flatten)]
@@ -92,6 +92,7 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<u8> {
         source: &options,
         schedule: arguments.schedule,
         explain: arguments.explain,
+        is_verbose: arguments.verbosity.verbose,
         keep: Keep::for_output(arguments.schedule.json, thresholds),
         late: thresholds.explain_ns.map(|_| thresholds),
         only: &|labels| pid.as_ref().is_none_or(|pid| labels.get("pid") == Some(pid)),

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `whylate top`: the overview as a live screen, of this machine or of a recording.
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal as _, Write};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use clap::Args;
 use jiff::tz::TimeZone;
 use whylate_model::culprits::By;
@@ -110,6 +110,13 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
         Some(recording) => {
             // An unreadable recording is reported before the screen opens.
             drop(recording.play()?);
+            if !io::stdout().is_terminal() {
+                let text = recording
+                    .command
+                    .clone()
+                    .unwrap_or_else(|| format!("whylate replay {}", printable(&recording.path.to_string_lossy())));
+                bail!("standard output is not a terminal (run `{text}` for text, or `{text} --json`)");
+            }
             Mode::Replay(printable(&recording.path.file_name().unwrap_or_default().to_string_lossy()))
         }
         None => Mode::Live,

@@ -146,6 +146,7 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<u8> {
         source: &arguments.options(),
         schedule: arguments.schedule,
         explain: arguments.explain,
+        is_verbose: arguments.verbosity.verbose,
         keep: Keep::for_output(arguments.schedule.json, thresholds),
         late: arguments.lines().then_some(thresholds),
         only: &|labels| arguments.work.as_ref().is_none_or(|work| labels.get("handler") == Some(work)),

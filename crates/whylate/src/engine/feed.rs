@@ -3,9 +3,8 @@
 
 use std::time::Duration;
 
-use anyhow::Context as _;
 use whylate_model::Card;
-use whylate_sources::{Attached, Measuring, Session, Source};
+use whylate_sources::{AttachError, Attached, Measuring, Session, Source};
 
 use crate::errors::what_to_do;
 
@@ -20,11 +19,20 @@ impl Feed {
     ///
     /// # Errors
     /// When it cannot attach.
-    pub fn attach(source: &dyn Source) -> anyhow::Result<Self> {
+    pub fn attach(source: &dyn Source, is_verbose: bool) -> anyhow::Result<Self> {
         let card = source.info().card;
-        let source = source.attach(&Session::of_one()).with_context(|| format!("cannot attach {}", card.name))?;
-        print_limitations(card, &source);
+        let source = source.attach(&Session::of_one()).map_err(|error| match error {
+            // The message is about what the user asked for.
+            AttachError::Contradiction(_) => anyhow::Error::from(error),
+            error => anyhow::Error::from(error).context(format!("cannot attach {}", card.name)),
+        })?;
+        print_limitations(card, &source, is_verbose);
         Ok(Feed { card, source })
+    }
+
+    /// Returns the number of notes on the source's precision on this machine.
+    pub fn precision_notes(&self) -> u64 {
+        precision_notes(self.card, &self.source).len() as u64
     }
 
     /// Takes a snapshot and the late events that have arrived, and drops both.
@@ -34,13 +42,22 @@ impl Feed {
     }
 }
 
-/// Prints the limitations of an attached source on this machine to standard error.
-pub fn print_limitations<A: Attached + ?Sized>(card: &Card, source: &Measuring<A>) {
-    let Measuring { backend, fallback_reason, attached } = source;
-    if let Some(reason) = fallback_reason {
-        say!("whylate: {} uses the {backend} backend: {reason}{}", card.name, what_to_do(reason));
-    }
-    for note in attached.limitations().into_iter().chain(attached.left_out()).chain(attached.chosen()) {
+/// Prints the limitations of an attached source on this machine to standard error: which CPUs are left out, and, with
+/// `is_verbose`, how its precision is reduced.
+pub fn print_limitations<A: Attached + ?Sized>(card: &Card, source: &Measuring<A>, is_verbose: bool) {
+    let hidden = if is_verbose { 0 } else { usize::MAX };
+    let notes = precision_notes(card, source).into_iter().skip(hidden);
+    for note in notes.chain(source.attached.left_out().map(str::to_owned)) {
         say!("whylate: {note}");
     }
+}
+
+/// Returns how the precision of an attached source is reduced on this machine.
+fn precision_notes<A: Attached + ?Sized>(card: &Card, source: &Measuring<A>) -> Vec<String> {
+    let Measuring { backend, fallback_reason, attached } = source;
+    let fallback = fallback_reason
+        .as_ref()
+        .map(|reason| format!("{} uses the {backend} backend: {reason}{}", card.name, what_to_do(reason)));
+    let others = attached.limitations().into_iter().chain(attached.chosen());
+    fallback.into_iter().chain(others.map(str::to_owned)).collect()
 }

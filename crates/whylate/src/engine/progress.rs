@@ -67,7 +67,7 @@ impl Progress {
                 return true;
             }
             shown = Instant::now();
-            self.show(&format!("explaining, {} %", percent_back(from_ns, to_ns, reached_ns)));
+            self.show(&format!("explaining, {}%", percent_back(from_ns, to_ns, reached_ns)));
             goes_on()
         }
     }

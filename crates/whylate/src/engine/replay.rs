@@ -191,7 +191,7 @@ impl Replay {
     /// # Errors
     /// The one that every command ends with.
     pub fn ensure_any(&self) -> anyhow::Result<()> {
-        if self.has_any { Ok(()) } else { Err(nothing_in_span(self.played.name())) }
+        if self.has_any { Ok(()) } else { Err(nothing_in_span(self.played.path())) }
     }
 }
 

@@ -178,7 +178,7 @@ pub(super) fn attach_each(
     match first {
         Some(error) if looking.is_empty() => Err(anyhow::Error::from(error).context("cannot attach any source")),
         _ => {
-            session.begin().context("cannot keep the account of the CPUs")?;
+            session.begin().context("cannot start CPU accounting")?;
             Ok(Some(Sources { session, looking, unmeasured, limitations }))
         }
     }

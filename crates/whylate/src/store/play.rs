@@ -111,10 +111,31 @@ impl Recording {
     }
 }
 
-/// Returns the error of every command, with status 1, for a span of a recording that has nothing to show. The name is
-/// printable.
-pub fn nothing_in_span(name: &str) -> anyhow::Error {
-    anyhow!("{name} has no snapshots in that span (choose one within the recording)")
+/// Returns the error of every command, with status 1, for a span of a recording that has nothing to show. Reads the
+/// recording to its end.
+pub fn nothing_in_span(path: &Path) -> anyhow::Error {
+    let name = printable(&path.to_string_lossy());
+    match covered(path) {
+        Ok(Some((start_ns, end_ns))) => anyhow!(
+            "{name} has no snapshots in that span: it covers {} to {}",
+            rfc3339::format(start_ns),
+            rfc3339::format(end_ns)
+        ),
+        Ok(None) => anyhow!("{name} has no snapshots: it was cut off before the first one"),
+        Err(error) => error,
+    }
+}
+
+/// Returns start and end of the snapshots of a recording; `None` if it has none.
+fn covered(path: &Path) -> anyhow::Result<Option<(u64, u64)>> {
+    let mut reader = open(path)?;
+    let mut covered: Option<(u64, u64)> = None;
+    while let Some(line) = reader.next_line().with_context(|| format!("cannot read {}", path.display()))? {
+        if let (Line::Snapshot(_), Some((from_ns, to_ns))) = (&line, line.span_unix_ns()) {
+            covered = Some(covered.map_or((from_ns, to_ns), |(start, end)| (start.min(from_ns), end.max(to_ns))));
+        }
+    }
+    Ok(covered)
 }
 
 fn open(path: &Path) -> anyhow::Result<Reader<File>> {
@@ -177,6 +198,11 @@ impl Played {
         }
         self.has_more = false;
         Ok(None)
+    }
+
+    /// Returns the path of the file.
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     /// Returns the reader, for its features other than lines.

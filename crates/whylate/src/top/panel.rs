@@ -274,8 +274,10 @@ impl Glyphs {
 
 /// Mark of whylate's own threads, in parentheses. It is worth more than the thread's name.
 const OWN: &str = "whylate itself";
-/// Minimum width of the text before parentheses.
+const OWN_IN_PARENTHESES: &str = " (whylate itself)";
+/// Minimum width of the text before parentheses, and of what is in them.
 const MIN_BEFORE: usize = 16;
+const MIN_INSIDE: usize = 12;
 
 /// Cuts out the middle of a text that is wider than a number of columns. Parentheses at its end stay whole; if they
 /// do not fit, they are left out.
@@ -283,8 +285,17 @@ pub fn cut(text: &str, columns: usize) -> String {
     if text.width() <= columns {
         return text.to_owned();
     }
-    if let Some((before, last)) = text.strip_suffix(')').and_then(|text| text.rsplit_once(" (")) {
+    if let Some((before, last)) = parentheses_at_the_end(text) {
         let room = columns.saturating_sub(last.width() + " ()".len());
+        // A kind of delay and what it is about: `wakeup (dd:7)`. The kind stays whole.
+        if room < MIN_BEFORE && !before.contains(' ') && last != OWN {
+            let room = columns.saturating_sub(before.width() + " ()".len());
+            return match last.ends_with(OWN_IN_PARENTHESES) && room < OWN.width() {
+                true => OWN.chars().take(columns).collect(),
+                false if room < MIN_INSIDE => cut(before, columns),
+                false => format!("{before} ({})", cut(last, room)),
+            };
+        }
         return match room >= MIN_BEFORE {
             true => format!("{} ({last})", cut(before, room)),
             false if last == OWN => OWN.chars().take(columns).collect(),
@@ -296,6 +307,23 @@ pub fn cut(text: &str, columns: usize) -> String {
     let end: String = beginning(text.chars().rev(), end).into_iter().rev().collect();
     let begin: String = beginning(text.chars(), begin).into_iter().collect();
     format!("{begin}{}{end}", &".."[..columns.min(2)])
+}
+
+/// Splits a text that ends in parentheses, which may have others in them; returns what is before and in them.
+fn parentheses_at_the_end(text: &str) -> Option<(&str, &str)> {
+    let inside = text.strip_suffix(')')?;
+    let mut depth = 1;
+    for (at, c) in inside.char_indices().rev() {
+        match c {
+            ')' => depth += 1,
+            '(' => depth -= 1,
+            _ => {}
+        }
+        if depth == 0 {
+            return inside[..at].strip_suffix(' ').map(|before| (before, &inside[at + 1..]));
+        }
+    }
+    None
 }
 
 /// Returns the characters that fit into a number of columns.
@@ -383,6 +411,15 @@ mod tests {
         ] {
             assert_eq!(cut(who, columns), shown);
         }
+        let who = "wakeup (timerlat/0:6255 (whylate itself))";
+        for (columns, shown) in
+            [(40, "wakeup (whylate itself)"), (23, "wakeup (whylate itself)"), (22, "whylate itself")]
+        {
+            assert_eq!(cut(who, columns), shown);
+        }
+        assert_eq!(cut("wakeup (run queue of CPU 0)", 21), "wakeup (run q..CPU 0)");
+        assert_eq!(cut("wakeup (run queue of CPU 0)", 20), "wakeup");
+        assert_eq!(cut("a) b (c", 5), "a)..c");
         let who = "thread dd (2 threads)";
         assert_eq!([cut(who, 21), cut(who, 20)], [who, "thread dd"]);
     }

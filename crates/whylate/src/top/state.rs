@@ -272,8 +272,11 @@ impl State {
         let verdict = Sentences::new(&look.verdict());
         let mut lines = fitted(&verdict.to_string(), self.columns);
         if lines.len() > most {
-            // The main culprit is in the first row below.
-            lines = fitted(&verdict.first(), self.columns);
+            let mut shorter = verdict.shortened().map(|text| fitted(&text, self.columns));
+            lines = shorter
+                .find(|lines| lines.len() <= most)
+                // The main culprit is in the first row below.
+                .unwrap_or_else(|| fitted(&verdict.first(), self.columns));
         }
         if lines.len() > most {
             lines.truncate(most);

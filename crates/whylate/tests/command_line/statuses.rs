@@ -193,6 +193,7 @@ const LINES: [(&str, Lines); 21] = [
             // It disturbs the machine.
             (SUCCESS, &["inject --help", "inject hog --help"]),
             (USAGE, &["inject", "inject hog --for 5", "inject nonsense"]),
+            (USAGE, &["inject hog --cpu 60000", "inject sqpoll --cpu 60000"]),
             (NOT_POSSIBLE, &["inject irqs-off", "inject work"]),
         ],
     ),

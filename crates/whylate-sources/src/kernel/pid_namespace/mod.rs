@@ -103,8 +103,8 @@ pub fn notice() -> Option<&'static str> {
             "in a PID namespace: thread numbers are those of this namespace, and threads outside it are NAME:outside",
         ),
         (Some(_), false) => Some(
-            "in a PID namespace: thread numbers are those of this namespace, and threads outside it are NAME:outside; /proc is \
-             of another one, so user code has no names, and what is read there has its numbers: mount it anew (unshare --mount-proc)",
+            "in a PID namespace: thread numbers are those of this namespace, and threads outside it are NAME:outside; /proc \
+             belongs to another one: user frames have no names and its PIDs differ (remount it: unshare --mount-proc)",
         ),
     }
 }

@@ -28,7 +28,7 @@ pub struct Common {
     /// Number of disturbances.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=MAX_TIMES))]
     times: u64,
-    /// Time from the start of one disturbance to the start of the next, at least twice its length.
+    /// Interval between the starts of two disturbances, at least twice --for.
     #[arg(long = "every", value_name = "DURATION", default_value = "200ms", value_parser = duration_ns)]
     every_ns: u64,
     /// Disturb this CPU instead of the current one.

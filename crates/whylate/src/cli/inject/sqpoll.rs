@@ -84,6 +84,7 @@ pub fn run(arguments: &Arguments, stop: &AtomicBool) -> anyhow::Result<()> {
         sq_cpu: arguments.cpu,
         ..Plan::default()
     };
+    plan.check()?;
     let load = Load::start(&plan).context("cannot inject sqpoll")?;
     let mut out = io::stdout().lock();
     if !arguments.json {
@@ -115,7 +116,7 @@ pub fn run(arguments: &Arguments, stop: &AtomicBool) -> anyhow::Result<()> {
         let (busy, unsure) = (percent(done.busy_ns), percent(done.uncertain_ns));
         writeln!(
             out,
-            "it had work {busy:.2} % of the time, of which {unsure:.2} % are uncertain: {} requests",
+            "it had work {busy:.2}% of the time, of which {unsure:.2}% are uncertain: {} requests",
             done.requests
         )?;
     }

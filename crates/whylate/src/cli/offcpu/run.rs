@@ -7,6 +7,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use whylate_model::snapshot::RecordedFrom;
 use whylate_model::sources::OFFCPU;
 use whylate_model::{Card, LateEvent, Merger, Snapshot, Stack};
 use whylate_sources::offcpu::{Choice, Often, RATES_HZ, TRACE};
@@ -37,7 +38,7 @@ fn what_is_done(arguments: &Arguments, backend: &str) -> String {
     match arguments.budget {
         _ if backend == TRACE => "Tracing every context switch".to_owned(),
         Some(ppm) => format!(
-            "Sampling where threads wait, as often as {} % of a CPU allows, and at least once a second",
+            "Sampling where threads wait, as often as {}% of a CPU allows, and at least once a second",
             f64::from(ppm) / 1e4
         ),
         None => format!("Sampling where threads wait, {} times a second", arguments.frequency),
@@ -50,7 +51,7 @@ fn warn_if_over_budget(snapshot: &Snapshot, ppm: u32) {
     let lowest = walk_ns * f64::from(*RATES_HZ.start());
     if lowest > f64::from(ppm) * 1e3 {
         say!(
-            "whylate: sampling {} threads once a second took {:.3} % of a CPU, more than the budget of {} %",
+            "whylate: sampling {} threads once a second took {:.3}% of a CPU, more than the budget of {}%",
             value(snapshot, "threads"),
             lowest / 1e7,
             f64::from(ppm) / 1e4
@@ -158,8 +159,8 @@ fn live(
         options.backend = (choice.backend() == TRACE).then(|| TRACE.to_owned());
     }
     let store = record_to.map(record::file).transpose()?;
-    let feed = Feed::attach(&options)?;
-    let backend = feed.source.backend;
+    let feed = Feed::attach(&options, arguments.verbosity.verbose)?;
+    let (backend, notes) = (feed.source.backend, feed.precision_notes());
     let header = about::of_one(OFFCPU.name, backend, arguments.explain().why);
     let recorder = store.map(|store| Recorder::start(store, header)).transpose()?;
     if arguments.blocked.is_none() && !arguments.json {
@@ -178,7 +179,7 @@ fn live(
     let mut sums = Sums { is_live: true, ..Sums::new(arguments, gathering) };
     drive(&mut live, &mut sums)?;
     live.finish()?;
-    let snapshot = sums.finish();
+    let snapshot = sums.finish().map(|snapshot| Snapshot { notes, ..snapshot });
     if let (Some(snapshot), Some(ppm)) = (&snapshot, arguments.budget.filter(|_| backend != TRACE)) {
         warn_if_over_budget(snapshot, ppm);
     }
@@ -188,14 +189,19 @@ fn live(
 /// Merges the snapshots of a recording.
 fn recorded(arguments: &Arguments, recording: &Recording, gathering: &mut Gathering) -> anyhow::Result<Snapshot> {
     let played = recording.play()?;
-    if played.late_from_ns(OFFCPU.name)?.is_none() && arguments.explain().why.is_some() {
+    let recorded_ns = played.late_from_ns(OFFCPU.name)?;
+    if recorded_ns.is_none() && arguments.explain().why.is_some() {
         say!("whylate: {} was recorded without late events of {}", played.name(), OFFCPU.name);
     }
     let mut replay = Replay::of_source(played, &OFFCPU, None, arguments.duration());
     let mut sums = Sums::new(arguments, gathering);
     drive(&mut replay, &mut sums)?;
     replay.finish()?;
-    sums.finish().context("nothing was measured")
+    let mut snapshot = sums.finish().context("nothing was measured")?;
+    if let (Some(recorded_ns), Some(asked_ns)) = (recorded_ns, arguments.explain().why) {
+        snapshot.limit_unexplained(&OFFCPU, RecordedFrom { recorded_ns, asked_ns });
+    }
+    Ok(snapshot)
 }
 
 /// Snapshots so far, merged into one.

@@ -23,7 +23,7 @@ use super::sleepers::{NAPS, SLEEPERS, Sleepers, WAITS};
 
 pub(super) const WORK: &str = "50 work items";
 pub(super) const SLEEP: &str = "sleeping threads";
-pub(super) const DUTY: &str = "an SQ thread at 37 %";
+pub(super) const DUTY: &str = "an SQ thread at 37%";
 const ITEMS: u64 = 50;
 const BUSY_NS: u64 = 1_000_000;
 const LATE_FROM_NS: u64 = 2_000_000;

@@ -53,7 +53,7 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<u8> {
     if let Some(cgroup) = &plan.common.cgroup {
         placement::move_to_cgroup(cgroup, source.kernel_threads())?;
     }
-    print_limitations(&TIMERLAT, &source);
+    print_limitations(&TIMERLAT, &source, true);
     if plan.common.debug {
         let end = if source.sees_own_code() { "runs" } else { "is switched in" };
         say!("whylate: backend {}, a thread's latency ends when it {end}, {options:?}", source.backend);

@@ -67,7 +67,7 @@ impl Compared {
             let _ = write!(out, "<p class=\"note\">Missing: {}</p>", sentence(missing));
         }
         out += &tables::sources(&other.look, "other-sources");
-        out += "<h3>Who made others late</h3>\n";
+        out += "<h3>Culprits</h3>\n";
         out += &tables::culprits(&other.look, "other-");
         out + "<p class=\"note\">Everything below is from the first recording (Before).</p></section>\n"
     }

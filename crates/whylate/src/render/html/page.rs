@@ -149,17 +149,17 @@ fn facts(report: &Report) -> String {
     facts.push(("Machine", format!("{} ({}{cpus})", name(&report.look.host), name(&header.kernel))));
     let (from_ns, to_ns) = span(report);
     let utc = |ns: u64| in_zone(ns, &TimeZone::UTC, "%Y-%m-%d %H:%M:%S");
+    let is_utc = [from_ns, to_ns].iter().all(|&ns| in_zone(ns, &report.zone, "%z") == "+0000");
+    let in_utc = if is_utc { String::new() } else { format!("; in UTC {} to {}", utc(from_ns), utc(to_ns)) };
     let zone = report.zone.iana_name().map_or_else(String::new, |zone| format!(" ({})", name(zone)));
     let is_of_a_day = to_ns.saturating_sub(from_ns) < tables::DAY_NS;
     let ends = if is_of_a_day { "%H:%M:%S %:z" } else { "%Y-%m-%d %H:%M:%S %:z" };
     facts.push((
         "Time",
         format!(
-            "{} to {}{zone}; in UTC {} to {}; {} in total",
+            "{} to {}{zone}{in_utc}; {} in total",
             in_zone(from_ns, &report.zone, "%Y-%m-%d %H:%M:%S"),
             in_zone(to_ns, &report.zone, ends),
-            utc(from_ns),
-            utc(to_ns),
             format_span(to_ns.saturating_sub(from_ns))
         ),
     ));
@@ -250,7 +250,7 @@ fn overview(report: &Report, scale: &Scale, compared: Option<&Compared>) -> Stri
     out += "<section id=\"judged\"><h2>What each source found</h2>\n";
     out += &help(
         "A source is LATE if something took as long as its limit or longer. \
-         p50 and p99 are the times that 50 % and 99 % of all took at most; they are at most 12.5 % too high (timerlat: 1.6 %); the maximum is exact. \
+         p50 and p99 are the times that 50% and 99% of all took at most; they are at most 12.5% too high (timerlat: 1.6%); the maximum is exact. \
          Late counts those from the limit on.",
     );
     out += &tables::sources(&report.look, "sources");
@@ -263,7 +263,7 @@ fn overview(report: &Report, scale: &Scale, compared: Option<&Compared>) -> Stri
     if !next.is_empty() {
         let _ = writeln!(out, "<p>Look closer on that machine with:</p><ul class=\"next\">{}</ul>", next.concat());
     }
-    out += "</section>\n<section id=\"who\"><h2>Who made others late</h2>\n";
+    out += "</section>\n<section id=\"who\"><h2>Culprits</h2>\n";
     out += &help(
         "Each late event's time is split into causes that add up to it; here they are added up by who caused them. \
          A culprit is whatever the event waited for, or behind: a thread, an interrupt, a work item, a disk, a limit, or the hypervisor. \

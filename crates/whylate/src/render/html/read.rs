@@ -60,10 +60,10 @@ pub fn recorded(recording: &Recording, rank_by: By) -> anyhow::Result<Report> {
                 (_, None) => {}
             }
         }
-        let name = reader.join().ok().context("what reads the recording has failed")??;
+        reader.join().ok().context("what reads the recording has failed")??;
         match builder.filter(|builder| !builder.is_empty()) {
             Some(builder) => builder.finish(),
-            None => Err(nothing_in_span(&name)),
+            None => Err(nothing_in_span(&recording.path)),
         }
     })
 }

@@ -4,6 +4,7 @@
 use std::cmp::Reverse;
 use std::fmt::Write as _;
 
+use whylate_model::culprits::Culprit;
 use whylate_model::overview::Overview;
 use whylate_model::units::format_ns;
 
@@ -17,19 +18,22 @@ use crate::render::text::why;
 
 /// Maximum number of culprits and of late events that are shown without scripts.
 const CULPRITS: usize = 30;
+/// Culprits below this part of the delay are summed up.
+const SMALL_PART: f64 = 0.005;
 const LATE: usize = 50;
 /// Duration from which timestamps get a date, as times of day repeat or nearly do.
 pub const DAY_NS: u64 = 72_000_000_000_000;
 
 /// Returns the table of the verdicts on the sources.
 pub fn sources(look: &Overview, id: &str) -> String {
-    let columns = ["<Source", "<Verdict", "Count", "p50", "p99", "Max", "Late from", "Late", "<Of"];
+    let columns = ["<What waited", "<Source", "<Verdict", "Count", "p50", "p99", "Max", "Limit", "Late"];
     let mut out = format!("<div class=\"wide\"><table id=\"{id}\">{}<tbody>", head(&columns));
     for row in look.rows() {
         let class = if row.is_late { " class=\"late\"" } else { "" };
         let _ = writeln!(
             out,
-            "<tr{class}>{}<td>{}</td>{}{}{}{}{}{}{}</tr>",
+            "<tr{class}>{}{}<td>{}</td>{}{}{}{}{}{}</tr>",
+            name_cell(&row.of),
             name_cell(row.source),
             status(row.is_late),
             count(row.count),
@@ -37,8 +41,7 @@ pub fn sources(look: &Overview, id: &str) -> String {
             ns(row.p99_ns),
             ns(row.max_ns),
             ns(Some(row.late_from_ns)),
-            count(row.late),
-            name_cell(&row.of)
+            count(row.late)
         );
     }
     out + "</tbody></table></div>\n"
@@ -57,8 +60,11 @@ pub fn culprits(look: &Overview, prefix: &str) -> String {
         format_ns(all_ns),
         head(&["Share", "Delay", "<Bar", "<How", "<Who", "<Victims"])
     );
-    for (number, culprit) in look.culprits.iter().take(CULPRITS).enumerate() {
-        let part = culprit.total_ns as f64 / all_ns.max(1) as f64;
+    let part = |culprit: &Culprit| culprit.total_ns as f64 / all_ns.max(1) as f64;
+    let shown = look.culprits.iter().take(CULPRITS).take_while(|culprit| part(culprit) >= SMALL_PART).count();
+    let (shown, others) = look.culprits.split_at(shown);
+    for (number, culprit) in shown.iter().enumerate() {
+        let part = part(culprit);
         let cgroup = culprit
             .cgroup
             .as_ref()
@@ -76,16 +82,15 @@ pub fn culprits(look: &Overview, prefix: &str) -> String {
         );
     }
     out += "</tbody></table></div>\n";
-    let more = look.culprits.len().saturating_sub(CULPRITS);
-    if more > 0 {
-        let ns: u64 = look.culprits.iter().skip(CULPRITS).map(|culprit| culprit.total_ns).sum();
-        let _ = writeln!(
-            out,
-            "<p class=\"note\" id=\"{prefix}more-culprits\">{} caused {} more.</p>",
-            why::counted(more as u64, "other"),
-            format_ns(ns)
-        );
-    }
+    let more = match others.len() as u64 {
+        0 => String::new(),
+        more => {
+            let ns = others.iter().map(|culprit| culprit.total_ns).sum();
+            format!("{} caused {} more.", why::counted(more, "other"), format_ns(ns))
+        }
+    };
+    // The script has others in a part of the span.
+    let _ = writeln!(out, "<p class=\"note\" id=\"{prefix}more-culprits\">{more}</p>");
     out
 }
 

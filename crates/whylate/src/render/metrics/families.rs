@@ -146,7 +146,7 @@ fn waits(all: &mut Families, totals: &Totals) {
     all.family(
         "whylate_unexplained_seconds_total",
         Type::Counter,
-        "Total of the latencies over the limit that were too many to explain; part of whylate_late_seconds_total.",
+        "Total of the latencies over the limit that exceeded the budget for explanations; part of whylate_late_seconds_total.",
     );
     measured().for_each(|(source, of)| all.counter(&[("source", source)], seconds(of.unexplained.1)));
 }

@@ -114,7 +114,7 @@ pub fn write_test(out: &mut dyn Write, test: &Test) -> io::Result<()> {
     writeln!(
         out,
         "Test: {name}, over {blocks_before} and {blocks_after} blocks of {}. {correction} keeps the expected share of \
-         false differences at {:.0} % or less. Changes of less than {:.0} % count as none.",
+         false differences at {:.0}% or less. Changes of less than {:.0}% count as none.",
         format_ns(*block_ns),
         false_share * 100.0,
         least_change * 100.0,
@@ -343,7 +343,7 @@ mod tests {
         );
         assert_eq!(
             delay([(4, 2e6), (9, 5e5)]),
-            "b?.whylate has delay caused by disk vda, 75 % less than a.whylate: 500us/s, not 2.00ms/s."
+            "b?.whylate has delay caused by disk vda, 75% less than a.whylate: 500us/s, not 2.00ms/s."
         );
         let gone = "a.whylate has delay caused by disk vda, and b?.whylate does not: 1.00ms/s.";
         assert_eq!(delay([(4, 1e6), (0, 0.0)]), gone);

@@ -12,15 +12,23 @@ use whylate_model::units::{counted, format_ns, printable};
 const STUCK_NS: f64 = 1e6;
 
 /// Writes a line for items that still wait or run, one for lost events, if there are any, and one for the probes' run
-/// time, where the kernel counts it. With `is_verbose`, lost events are listed by reason.
+/// time, where the kernel counts it. With `is_verbose`, lost events are listed by reason; without it, notes on precision
+/// are counted.
 pub fn write(out: &mut dyn Write, snapshot: &Snapshot, is_verbose: bool) -> io::Result<()> {
     write_stuck(out, snapshot, "queued", "oldest_queued_ns")?;
     write_stuck(out, snapshot, "running", "oldest_running_ns")?;
     are_explained(snapshot);
     if is_verbose {
         write_lost(out, &by_reason(&snapshot.source, &snapshot.lost))?;
-    } else if let Some(lost) = rate(count_lost(&snapshot.source, &snapshot.lost), snapshot.duration_ns) {
-        writeln!(out, "{lost}: -v shows why")?;
+    } else {
+        let lost = rate(count_lost(&snapshot.source, &snapshot.lost), snapshot.duration_ns);
+        let notes = (snapshot.notes > 0).then(|| counted(snapshot.notes, "precision note"));
+        match (lost, notes) {
+            (Some(lost), None) => writeln!(out, "{lost}: -v shows why")?,
+            (Some(lost), Some(notes)) => writeln!(out, "{lost}; {notes}: -v")?,
+            (None, Some(notes)) => writeln!(out, "{notes}: -v")?,
+            (None, None) => {}
+        }
     }
     let probe = snapshot.probe;
     if let Some(each_ns) = probe.run_ns.checked_div(probe.runs) {
@@ -106,6 +114,10 @@ mod tests {
         snapshot.lost.extend([("late_events".to_owned(), 963), ("unmatched".to_owned(), 112)]);
         assert_eq!(printed(&snapshot, false), "1075 events lost (358/s): -v shows why\n");
         assert_eq!(printed(&snapshot, true), "lost: 963 late events, 112 unmatched (see whylate help lost)\n");
+        snapshot.notes = 1;
+        assert_eq!(printed(&snapshot, false), "1075 events lost (358/s); 1 precision note: -v\n");
+        snapshot.lost.clear();
+        assert_eq!([printed(&snapshot, false), printed(&snapshot, true)], ["1 precision note: -v\n", ""]);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::io::{self, Write};
 use jiff::tz::TimeZone;
 use whylate_model::culprits::By;
 use whylate_model::late::Thresholds;
-use whylate_model::units::{format_ns, printable};
+use whylate_model::units::{counted, format_ns, format_round_ns, printable};
 use whylate_model::{Card, Culprits, Histogram, LateEvent, Series, Snapshot};
 
 use crate::render::text::fit::command_lines;
@@ -96,7 +96,19 @@ impl<V: LatencyView> LatencyText<V> {
         self.culprits.add_unexplained(snapshot.unexplained);
         let ranking = self.culprits.take();
         if ranking.is_empty() {
-            writeln!(out, "No {} {} {} or longer.", words.event, words.lasted, format_ns(threshold_ns))?;
+            let over = format_round_ns(threshold_ns);
+            match (self.view.card().figures)(snapshot).count_from(threshold_ns) {
+                0 => writeln!(out, "No {} {} {over} or longer.", words.event, words.lasted)?,
+                late => {
+                    let no_causes = match (&self.next, late) {
+                        (Next::Replay(..), 1) => "the recording has no causes of it",
+                        (Next::Replay(..), _) => "the recording has no causes of them",
+                        (Next::Live(_), 1) => "its causes are unknown",
+                        (Next::Live(_), _) => "their causes are unknown",
+                    };
+                    writeln!(out, "{} {} {over} or longer; {no_causes}.", counted(late, words.event), words.lasted)?;
+                }
+            }
             return self.write_held(out);
         }
         if !self.is_empty {
@@ -308,6 +320,23 @@ mod tests {
         let next = "whylate replay a.whylate wq --table";
         assert_eq!(replayed, format!("{ranking}\nHEADING\nevent of 9\nevent of 3\n\nNEXT\n{what}\n  {next}\n"));
         assert_eq!(written(replay(), [].into_iter()), "No item waited 1ns or longer.\n");
+    }
+
+    #[test]
+    fn late_latencies_without_causes_are_counted() {
+        let thresholds = Thresholds { explain_ns: Some(10_000_000), ..Thresholds::default() };
+        let shown = LatencyOptions { thresholds, rank_by: By::Culprit, lines_only: true, is_verbose: false };
+        let written = |next| {
+            let mut snapshot = Snapshot::new("wq", "fentry", "host", 0);
+            let latency: Histogram = [1_000, 30_000_000, 40_000_000].into_iter().collect();
+            let histograms = [("latency".to_owned(), latency)].into();
+            snapshot.series = vec![Series { histograms, ..Series::default() }];
+            let mut text = LatencyText::new(View, shown, None, next).in_utc();
+            whole_output(&mut text, Keep::Nothing, Vec::new(), snapshot)
+        };
+        assert_eq!(written(replay()), "2 items waited 10ms or longer; the recording has no causes of them.\n");
+        let live = "HEADING\n2 items waited 10ms or longer; their causes are unknown.\n";
+        assert_eq!(written(Next::Live(|_| None)), live);
     }
 
     #[test]

@@ -64,15 +64,23 @@ impl Waits {
         self.culprits.add_unexplained(snapshot.unexplained);
         let ranking = self.culprits.take();
         let over = format_round_ns(self.over_ns);
-        let events = std::mem::take(&mut self.events) + snapshot.unexplained.events;
-        if events == 0 {
+        let explained = std::mem::take(&mut self.events);
+        // How many of these reached the requested threshold is unknown.
+        let of_lower = snapshot.unexplained.recorded.map_or(0, |_| snapshot.unexplained.events);
+        let events = explained + snapshot.unexplained.events - of_lower;
+        if events == 0 && of_lower == 0 {
             return writeln!(out, "\nNo thread waited {over} or longer, for a CPU or for others.");
         }
-        writeln!(
-            out,
-            "\nWaits of {over} or longer, for a CPU or for others: the {} longest of {events}",
-            snapshot.late.len(),
-        )?;
+        let shown = snapshot.late.len();
+        match events {
+            0 => {}
+            _ if shown == 0 => {
+                writeln!(out, "\nWaits of {over} or longer, for a CPU or for others: {events}, none with causes")?;
+            }
+            _ => {
+                writeln!(out, "\nWaits of {over} or longer, for a CPU or for others: the {shown} longest of {events}")?
+            }
+        }
         for event in &snapshot.late {
             writeln!(out)?;
             write(out, event, &self.zone)?;

@@ -4,10 +4,10 @@
 use std::io::{self, Write};
 
 use whylate_model::culprits::{BEYOND, Culprit, Ranking, Victims};
-use whylate_model::snapshot::Unexplained;
+use whylate_model::snapshot::{RecordedFrom, Unexplained};
 use whylate_model::sources::EventWords;
 pub use whylate_model::units::counted;
-use whylate_model::units::{format_ns, printable};
+use whylate_model::units::{format_ns, format_round_ns, printable};
 use whylate_model::{ActorName, Cause, CauseKind, LateEvent};
 
 /// Maximum number of frames of a cause's stack, from the innermost.
@@ -113,10 +113,19 @@ pub fn write_shares(
 
 /// Returns the share of the late time that has causes; `None` if all of it has.
 pub fn unexplained(unexplained: &Unexplained, explained_ns: u64, event: &str) -> Option<String> {
+    if let (true, Some(RecordedFrom { recorded_ns, asked_ns })) = (unexplained.events > 0, unexplained.recorded) {
+        let have = if unexplained.events == 1 { "has" } else { "have" };
+        return Some(format!(
+            "{} of {} or longer {have} no causes in this recording; how many reached {} is unknown.",
+            counted(unexplained.events, event),
+            format_round_ns(recorded_ns),
+            format_round_ns(asked_ns)
+        ));
+    }
     let percent = unexplained.explained_percent(explained_ns)?;
     let more = if explained_ns == 0 { "" } else { "more " };
     let (events, ns) = (counted(unexplained.events, &format!("{more}late {event}")), format_ns(unexplained.total_ns));
-    let unexplained = format!("{events} ({ns} in total) were too many to explain.");
+    let unexplained = format!("{events} ({ns} in total) exceeded the budget for explanations.");
     Some(match explained_ns {
         0 => unexplained,
         _ => format!("That is {percent:.1}% of the late time: {unexplained}"),
@@ -273,7 +282,7 @@ mod tests {
         let ranked = |explained: &[LateEvent], total_ns| {
             let mut culprits = Culprits::default();
             explained.iter().for_each(|event| culprits.add(&WQ, event));
-            culprits.add_unexplained(Unexplained { events: 3, total_ns });
+            culprits.add_unexplained(Unexplained { events: 3, total_ns, recorded: None });
             text_of(|out| write_ranking(out, &culprits.take(), WQ.words))
         };
         let one = [late("a", &[(CauseKind::Work, "b", 5_000)])];
@@ -281,14 +290,24 @@ mod tests {
         assert!(
             text.starts_with(
                 "1 late item waited 5.00us in total. That is 25.0% of the late time: 3 more late items (15.0us in total) \
-                 were too many to explain.\nWho caused it:\n    100.0%"
+                 exceeded the budget for explanations.\nWho caused it:\n    100.0%"
             ),
             "{text}"
         );
         // Rounding does not turn nearly all into 100 %.
         assert!(ranked(&one, 1).contains("That is 99.9% of"));
-        let none = "3 late items (15.0us in total) were too many to explain.\n";
-        assert_eq!(ranked(&[], 15_000), none);
+        assert_eq!(ranked(&[], 15_000), "3 late items (15.0us in total) exceeded the budget for explanations.\n");
+    }
+
+    #[test]
+    fn what_reached_a_higher_threshold_than_the_recorded_one_is_unknown() {
+        let recorded = Some(RecordedFrom { recorded_ns: 10_000_000, asked_ns: 10_000_000_000 });
+        let text = |events| unexplained(&Unexplained { events, total_ns: 5, recorded }, 7, "wait").expect("a sentence");
+        assert_eq!(
+            text(963),
+            "963 waits of 10ms or longer have no causes in this recording; how many reached 10s is unknown."
+        );
+        assert!(text(1).starts_with("1 wait of 10ms or longer has no causes in this recording;"));
     }
 
     #[test]

@@ -5,7 +5,7 @@
 const SVG = "http://www.w3.org/2000/svg";
 const WIDTH = 10000;
 const MAX_ROWS = 50;
-const MAX_CULPRITS = 30;
+const MAX_CULPRITS = 30, SMALL_PART = 0.005;
 const state = { from: 0, to: 0, culprit: -1, sorts: {}, open: new Set(), showsAll: false };
 let data = null;
 const byId = (id) => document.getElementById(id);

@@ -57,8 +57,8 @@ function verdictRows(of) {
     return row(count > 0, null, null, null, count > 0 ? max : null, from, count, what);
   }
   function row(isLate, count, p50, p99, max, from, late, what) {
-    const cells = [cellText(source.name), cellText(isLate ? "LATE" : "ok"), cellCount(count), cellNs(p50), cellNs(p99),
-      cellNs(max), cellNs(from), cellCount(late), cellText(what)];
+    const cells = [cellText(what), cellText(source.name), cellText(isLate ? "LATE" : "ok"), cellCount(count), cellNs(p50),
+      cellNs(p99), cellNs(max), cellNs(from), cellCount(late)];
     return { cells, kind: isLate ? "late" : "" };
   }
 }

@@ -83,7 +83,7 @@ function culpritsTable() {
   const whole = all.reduce((sum, of) => sum + of.total, others);
   byId("delay").textContent = formatNs(whole);
   byId("delay").dataset.v = whole;
-  const beyond = fill(table, "culprits", all.map((of) => {
+  const rows = all.map((of) => {
     const { culprit, index, total, victims } = of, share = total / Math.max(whole, 1);
     const isSelected = state.culprit === index;
     const select = button(culprit.who, { class: "choose", "aria-pressed": String(isSelected), title: "Show only what it had a part in" }, () => {
@@ -97,7 +97,10 @@ function culpritsTable() {
     const cells = [cellShare(share), cellNs(total), { bar: share, v: share }, cellText(culprit.word),
       { t: culprit.who, v: culprit.who, nodes: [select, ...cgroup] }, cellText(texts.join(", "))];
     return { cells, kind: isSelected ? "chosen" : "", total };
-  }), MAX_CULPRITS);
+  });
+  const isShown = (row) => row.kind !== "" || row.total / Math.max(whole, 1) >= SMALL_PART;
+  const small = rows.filter((row) => !isShown(row));
+  const beyond = [...fill(table, "culprits", rows.filter(isShown), MAX_CULPRITS), ...small];
   const more = byId("more-culprits");
   if (more) {
     const ns = beyond.reduce((sum, of) => sum + of.total, others);

@@ -7,7 +7,6 @@ use jiff::tz::TimeZone;
 use whylate_model::LateEvent;
 use whylate_model::units::{format_ns, printable};
 
-use crate::render::text::latency::other_phases;
 use crate::render::text::time_of_day::time_of_day;
 use crate::render::text::why;
 
@@ -30,16 +29,14 @@ pub fn write(out: &mut dyn Write, event: &LateEvent, zone: &TimeZone, is_verbose
     let (time, latency) = (time_of_day(event.at_unix_ns, zone), format_ns(event.latency_ns));
     write!(out, "{time:<15} {latency:>8} {:<8} {:<7}", label("device"), label("operation"))?;
     let (queued, device) = (phase("queued"), phase("device"));
-    let mut others = String::new();
     if is_verbose {
         let (throttled, completion) = (phase("throttled"), phase("completion"));
         write!(out, " {throttled:>9} {queued:>8} {device:>8} {completion:>10}")?;
         write!(out, " {:>8} {:<6} {:>12}", label("bytes"), label("flags"), label("sector"))?;
     } else {
         write!(out, " {queued:>7} {device:>7} {:>8}", label("bytes"))?;
-        others = other_phases(event, &["throttled", "completion"]);
     }
     let error = event.labels.get("error").map(|number| format!(" ({})", printable(number))).unwrap_or_default();
-    writeln!(out, "  {}{error}{others}", label("submitter"))?;
+    writeln!(out, "  {}{error}", label("submitter"))?;
     why::write_causes(out, event)
 }

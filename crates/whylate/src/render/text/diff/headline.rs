@@ -25,7 +25,7 @@ pub fn sentence(diff: &Diff) -> String {
         Some(burst) => format!("The test finds no difference; untested bursts differ: {burst}"),
         None => {
             let [before, after] = &names;
-            format!("Nothing differs by {:.0} % or more in {before} and {after}.", diff.test.least_change * 100.0)
+            format!("Nothing differs by {:.0}% or more in {before} and {after}.", diff.test.least_change * 100.0)
         }
     }
 }
@@ -65,7 +65,7 @@ fn change(row: &Row, [before, after]: &[String; 2]) -> String {
             format!("{after} {subject}, {} times {many} as {before}: {is}, not {was}", short(is_ns / was_ns))
         }
         (Some(was_ns), Some(is_ns)) => {
-            format!("{after} {subject}, {:.0} % less than {before}: {is}, not {was}", (1.0 - is_ns / was_ns) * 100.0)
+            format!("{after} {subject}, {:.0}% less than {before}: {is}, not {was}", (1.0 - is_ns / was_ns) * 100.0)
         }
         (None, _) => format!("{after} {subject}, and {before} does not: {is}"),
         (_, None) => format!("{before} {subject}, and {after} does not: {was}"),

@@ -351,10 +351,11 @@ mod tests {
         let mut snapshot = empty();
         assert_eq!(all.summary(&snapshot), "2 waits of 5.00ms or longer took 1.00s in total.");
         assert_eq!(all.gaps(&snapshot), None);
-        snapshot.unexplained = whylate_model::snapshot::Unexplained { events: 3, total_ns: 1_000_000_000 };
+        snapshot.unexplained =
+            whylate_model::snapshot::Unexplained { events: 3, total_ns: 1_000_000_000, recorded: None };
         snapshot.lost.insert("unseen_sleeps".to_owned(), 4);
-        let rest =
-            "That is 50.0% of the late time: 3 more late waits (1.00s in total) were too many to explain. 4 lost.";
+        let rest = "That is 50.0% of the late time: 3 more late waits (1.00s in total) exceeded the budget for \
+                    explanations. 4 lost.";
         assert_eq!(all.gaps(&snapshot), Some(format!("2 waits of 5.00ms or longer took 1.00s in total. {rest}")));
         let svg = written(&all, Form::Svg, &snapshot);
         assert!(svg.contains(rest) && svg.contains("behind worker_5 (127ms,") && svg.contains("all (1.00s,"));

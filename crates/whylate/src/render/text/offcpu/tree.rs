@@ -9,7 +9,7 @@ use std::io::{self, Write};
 use whylate_model::folded::{Frame, Kind, Root, is_idle_kernel_thread, waiting};
 use whylate_model::tree::{Node, Sums};
 use whylate_model::units::format_ns;
-use whylate_model::{Snapshot, WaitClass};
+use whylate_model::{ActorName, Snapshot, WaitClass};
 
 use super::{on_cpu, percent, sets_idle_kernel_threads_apart, summary};
 use crate::render::text::fit::without_middle;
@@ -192,7 +192,9 @@ impl Layout {
 
     /// Adds the lines of a branch. `above` is the class of all waits of the line above, which is not repeated.
     fn branch(&mut self, frame: &Frame, node: &Node, depth: usize, above: Option<WaitClass>) {
-        let mut names = vec![frame.name.clone()];
+        let is_own = frame.kind == Kind::Label && ActorName::program(&frame.name).is_own();
+        let own = if is_own { " (whylate itself)" } else { "" };
+        let mut names = vec![format!("{}{own}", frame.name)];
         let (mut end, mut last) = (node, frame.kind);
         while let Some((next, child)) = end.children.first_key_value().filter(|_| end.children.len() == 1) {
             // Labels (process, thread, cgroup) keep a line of their own.
@@ -290,6 +292,16 @@ mod tests {
 
     fn written(root: Root, hide_idle: bool, columns: Option<usize>) -> String {
         text_of(&sample::snapshot(), root, hide_idle, columns)
+    }
+
+    #[test]
+    fn whylate_is_named_as_itself() {
+        let mut snapshot = sample::snapshot();
+        for stack in &mut snapshot.stacks {
+            stack.labels.insert("process".to_owned(), "whylate".to_owned());
+        }
+        let text = text_of(&snapshot, Root::Process, false, None);
+        assert!(text.contains("%  whylate (whylate itself)"), "{text}");
     }
 
     #[test]

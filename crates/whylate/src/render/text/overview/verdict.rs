@@ -17,6 +17,8 @@ pub struct Sentences {
     is_late: bool,
     /// Text after `LATE`, or the whole verdict if nothing was late.
     what: String,
+    /// Host and duration at the start of that text, and what was late by kind.
+    parts: (String, Vec<String>),
     pub culprit: Option<String>,
     /// The program that was held up for the largest share of the time.
     pub program: Option<String>,
@@ -35,26 +37,48 @@ impl Sentences {
                 format!("; {recorded} of them {were} recorded, with {} of delay", format_ns(*delay_ns))
             }
         };
-        let what = match is_late {
+        let kinds: Vec<String> = match is_late {
             true => {
                 let held_up = held_up_programs.held_up.len() as u64;
                 let held_up = (held_up > 0).then(|| why::counted(held_up, "held-up program"));
-                let late: Vec<String> = held_up.into_iter().chain(late.iter().map(late_values)).collect();
-                format!(" on {host} in {span}: {}{delay}.", late.join(", "))
+                held_up.into_iter().chain(late.iter().map(late_values)).collect()
             }
-            false => format!("Nothing was late on {host} in {span}."),
+            false => Vec::new(),
         };
+        let head = format!(" on {host} in {span}");
+        let what = match is_late {
+            true => format!("{head}: {}{delay}.", kinds.join(", ")),
+            false => format!("Nothing was late{head}."),
+        };
+        let parts = (head, kinds);
         let culprit = main.as_ref().map(|MainCulprit { culprit, percent, is_of_all }| {
             let of = if *is_of_all { "it" } else { "the explained delay" };
             format!("{percent:.0}% of {of}: {}.", why::culprit_label(culprit))
         });
         let program = held_up_programs.held_up.first().map(|of| format!("{}.", programs::line(held_up_programs, of)));
-        Sentences { is_late, what, culprit, program }
+        Sentences { is_late, what, parts, culprit, program }
     }
 
     /// Returns the first sentence.
     pub fn first(&self) -> String {
         format!("{}{}", if self.is_late { status(true) } else { "" }, self.what)
+    }
+
+    /// Returns the first sentence without the delay and with fewer and fewer kinds of what was late, each time with the
+    /// main culprit.
+    pub fn shortened(&self) -> impl Iterator<Item = String> {
+        let (head, kinds) = &self.parts;
+        let culprit = self.culprit.iter().map(|culprit| format!(" {culprit}")).collect::<String>();
+        (0..=kinds.len()).rev().filter(|_| self.is_late).map(move |shown| {
+            let others = match kinds.len() - shown {
+                0 => String::new(),
+                _ if shown == 0 => String::new(),
+                others => format!(" and {}", why::counted(others as u64, "other kind")),
+            };
+            let colon = if shown > 0 { ": " } else { "" };
+            let kinds = kinds[..shown].join(", ");
+            format!("{}{head}{colon}{kinds}{others}.{culprit}", status(true))
+        })
     }
 
     /// Returns the first sentence in the colors of a terminal.

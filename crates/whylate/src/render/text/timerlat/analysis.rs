@@ -9,7 +9,7 @@ use whylate_model::units::printable;
 use whylate_model::{Cause, CauseKind, TimerAnalysis, TimerEvidence};
 
 use crate::render::text::pad::{Right, Spaces};
-use crate::render::text::why::word;
+use crate::render::text::why::{actor, word};
 
 /// Column where figures end.
 const FIGURES: usize = 63;
@@ -112,7 +112,7 @@ fn details<'a>(out: &mut dyn Write, causes: impl Iterator<Item = &'a Cause>) -> 
 
 /// Writes the culprit, with its kind if the line does not name it.
 fn detail(out: &mut dyn Write, cause: &Cause) -> io::Result<()> {
-    let who = printable(&cause.who);
+    let who = actor(&cause.who);
     let who = match cause.kind {
         CauseKind::Thread | CauseKind::Work | CauseKind::Irq | CauseKind::Softirq | CauseKind::Nmi => who,
         kind => format!("{}: {who}", word(kind)),
@@ -202,6 +202,18 @@ mod tests {
         assert_eq!(frames(StackFormat::Truncate), ["timer"]);
         assert_eq!(frames(StackFormat::Skip), ["timer", "write"]);
         assert_eq!(frames(StackFormat::Full), ["timer", "0xffffffffc0001234", "write"]);
+    }
+
+    #[test]
+    fn whylate_is_named_as_itself() {
+        let mut evidence = evidence();
+        for interval in &mut evidence.occupancy.intervals {
+            if let Occupant::Thread { name, .. } = &mut interval.occupant {
+                "whylate".clone_into(name);
+            }
+        }
+        let text = text_of(|out| write(out, 0, &evidence, StackFormat::Truncate));
+        assert!(text.contains("whylate:49256 (whylate itself) "), "{text}");
     }
 
     #[test]

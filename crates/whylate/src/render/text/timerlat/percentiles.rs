@@ -53,7 +53,7 @@ pub fn write_missed(out: &mut dyn Write, total: &Total) -> io::Result<()> {
     let all = total.all();
     let periods = all.missed + all.latencies.iter().map(Histogram::count).max().unwrap_or(0);
     let share = all.missed as f64 * 100.0 / periods.max(1) as f64;
-    writeln!(out, "missed: {} of {periods} periods ({share:.2} %): thread still late for an earlier one", all.missed)?;
+    writeln!(out, "missed: {} of {periods} periods ({share:.2}%): thread still late for an earlier one", all.missed)?;
     match all.overdue {
         0 => Ok(()),
         overdue => writeln!(out, "overdue: {overdue} more periods in which the thread had not run by the end"),

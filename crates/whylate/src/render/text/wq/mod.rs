@@ -313,7 +313,7 @@ mod tests {
 
     #[test]
     fn nothing_was_late_enough_to_explain() {
-        insta::assert_snapshot!(printed("--why 2ms"));
+        insta::assert_snapshot!(printed("--why 10s"));
     }
 
     #[test]

@@ -117,10 +117,10 @@ fn ranking_has_explained_share() {
         victims: vec![Victims { source: "wq".to_owned(), events: 1, subjects: 1, total_ns: 1, worst_ns: 1 }],
     };
     let mut wq = headline("wq", true);
-    wq.unexplained = Unexplained { events: 40, total_ns: 3_000_000 };
+    wq.unexplained = Unexplained { events: 40, total_ns: 3_000_000, recorded: None };
     let look = Overview { sources: vec![wq], culprits: vec![culprit], ..Overview::default() };
     let expected = "100% of the explained delay: thread hog:7.\n\nCULPRITS, 1.00ms in total\nThat is 25.0% of the late time: 40 more \
-                    late events (3.00ms in total) were too many to explain.\n";
+                    late events (3.00ms in total) exceeded the budget for explanations.\n";
     let text = rendered(&look, None, false);
     assert!(text.contains(expected), "{text}");
 }
