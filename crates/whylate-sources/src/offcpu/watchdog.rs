@@ -91,14 +91,14 @@ pub(super) struct Worker<T> {
     ended: Receiver<()>,
 }
 
-/// A worker that begins. If it is dropped, the worker ends once it has begun.
+/// A worker that begins. If it is dropped, the worker ends once it has started.
 pub(super) struct Beginning<T> {
     worker: Worker<T>,
     started: Receiver<Result<(), AttachError>>,
 }
 
 impl<T> Beginning<T> {
-    /// Waits until the worker has begun.
+    /// Waits until the worker has started.
     ///
     /// # Errors
     /// Returns the error with which it began, or fails if it is blocked.
@@ -109,7 +109,7 @@ impl<T> Beginning<T> {
 }
 
 impl<T: Send + 'static> Worker<T> {
-    /// Starts the worker, and waits until it has begun.
+    /// Starts the worker, and waits until it has started.
     ///
     /// # Errors
     /// See [`Worker::begin`] and [`Beginning::wait`].

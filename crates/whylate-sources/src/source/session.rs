@@ -29,7 +29,7 @@ pub struct Session {
     explain_budget: ExplainBudget,
     /// `Some` until all sources are attached.
     read_once: RefCell<Option<ReadOnce>>,
-    /// What sources have begun before they are attached.
+    /// What sources have started before they are attached.
     prepared: RefCell<Vec<Box<dyn Any>>>,
 }
 
@@ -77,17 +77,17 @@ impl Session {
         }
     }
 
-    /// Takes over what sources have begun with another session.
+    /// Takes over what sources have started with another session.
     pub fn take_over(&self, before: &Session) {
         self.prepared.borrow_mut().append(&mut before.prepared.borrow_mut());
     }
 
-    /// Keeps what a source has begun until it is attached.
+    /// Keeps what a source has started until it is attached.
     pub(crate) fn keep_prepared<T: 'static>(&self, prepared: T) {
         self.prepared.borrow_mut().push(Box::new(prepared));
     }
 
-    /// Returns what a source has begun, if it has, by its type.
+    /// Returns what a source has started, if it has, by its type.
     pub(crate) fn take_prepared<T: 'static>(&self) -> Option<T> {
         let mut prepared = self.prepared.borrow_mut();
         let at = prepared.iter().position(|of| of.is::<T>())?;
