@@ -35,10 +35,15 @@ impl SeenObjects {
         self.others += other.others;
     }
 
+    /// Returns the number of waits in which an object was read.
+    pub fn waits(&self) -> u64 {
+        self.others + self.seen.iter().map(|(_, waits)| waits).sum::<u64>()
+    }
+
     /// Returns the object of more than half of the waits, with their number. Waits are read at times that do not depend on
     /// them, so that longer ones are read more often, and the object is that of most of the time.
     pub fn into_main(self) -> Option<(Object, u64)> {
-        let all = self.others + self.seen.iter().map(|(_, waits)| waits).sum::<u64>();
+        let all = self.waits();
         self.seen.into_iter().find(|(_, waits)| waits * 2 > all)
     }
 }

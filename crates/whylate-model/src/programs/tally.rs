@@ -303,9 +303,21 @@ impl Tally {
         }
     }
 
-    /// Returns the waits for which threads were held up most since the last snapshot; soon after it, also those of the span
-    /// before. Their objects are to be read.
+    /// Returns the waits for which threads were held up most since the last snapshot, and of which not enough were read; soon
+    /// after the snapshot, also those of the span before. Their objects are to be read.
     pub fn leaders(&self) -> Vec<Leader> {
+        let mut leaders = self.held_up_most(false);
+        if self.covered_ns < LED_FOR_NS {
+            leaders.extend(&self.led);
+        }
+        let mut seen = HashSet::new();
+        leaders.retain(|leader| seen.insert(*leader));
+        leaders.truncate(MAX_LEADERS);
+        leaders
+    }
+
+    /// Returns the waits for which threads were held up most; `with_read`, also those of which enough were read.
+    fn held_up_most(&self, with_read: bool) -> Vec<Leader> {
         let min_ns = (MIN_LEADER_SHARE * self.covered_ns as f64) as u64;
         let alive = self.threads.iter().filter(|(_, thread)| thread.is_kernel != Some(true));
         let alive = alive.map(|(&tid, thread)| (HeldUpThreads::One(tid), &thread.sums));
@@ -317,20 +329,15 @@ impl Tally {
                 let is_left_out = sums.is_of_program() && matches!(threads, HeldUpThreads::OfName(_));
                 if let Group::Blocked { call, .. } = sums.group
                     && !is_left_out
+                    && (with_read || !sums.is_read())
                 {
                     leaders.push((self.is_futex(sums.group), Reverse(sums.ns), Leader { threads, call }));
                 }
             }
         }
         leaders.sort_unstable();
-        let mut leaders: Vec<Leader> = leaders.into_iter().map(|(_, _, leader)| leader).collect();
-        if self.covered_ns < LED_FOR_NS {
-            leaders.extend(&self.led);
-        }
-        let mut seen = HashSet::new();
-        leaders.retain(|leader| seen.insert(*leader));
         leaders.truncate(MAX_LEADERS);
-        leaders
+        leaders.into_iter().map(|(_, _, leader)| leader).collect()
     }
 
     /// Returns whether these waits are in a futex: many threads wait in one, and most of these wait for work.
@@ -347,7 +354,7 @@ impl Tally {
         call_name: &mut dyn FnMut(u16) -> Option<String>,
     ) -> Programs {
         let until_ns = self.read_until_ns;
-        self.led = self.leaders();
+        self.led = self.held_up_most(true);
         let covered_ns = std::mem::take(&mut self.covered_ns);
         let mut programs = Programs {
             covered_ns,

@@ -24,6 +24,9 @@ const ASKED_PART: u64 = 10;
 /// Maximum number of causes of one kind of wait.
 const MAX_CAUSES: usize = 32;
 
+/// Number of waits of one kind that are read until the next snapshot.
+const READINGS: u64 = 8;
+
 /// Kind of waits, with the system call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Group {
@@ -83,6 +86,11 @@ impl GroupSums {
             causes: Vec::new(),
             objects: SeenObjects::default(),
         }
+    }
+
+    /// Returns whether enough of the waits were read.
+    pub fn is_read(&self) -> bool {
+        self.objects.waits() >= READINGS
     }
 
     /// Adds the object that was read during one of the waits.

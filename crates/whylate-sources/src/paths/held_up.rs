@@ -2,10 +2,9 @@
 //! Reads the objects of threads that are held up again and again, in waits that may be short.
 //!
 //! While such threads are known, a separate thread walks over all threads every 25 ms. It reads the object of a wait of
-//! these threads as soon as one walk finds the wait, until there are 16 readings of each kind since the last snapshot. Of a
+//! these threads as soon as one walk finds the wait, until enough waits of their kind were read since the last snapshot. Of a
 //! long wait there is one reading, and of many short ones a sample: the longer a wait, the more likely a walk finds it.
-//! A reading counts only for the wait that was under way from its start to its end. The thread rests at times of which no run
-//! slices will be read.
+//! A reading counts only for the wait that was under way from its start to its end.
 //!
 //! The other end of a pipe or a socket, and the holder of a file's lock, are read after that, once per object: to find them,
 //! the descriptors of all processes may have to be scanned. All this takes at most 1 % of a CPU.
@@ -30,8 +29,8 @@ const PERIOD: Duration = Duration::from_millis(25);
 const PAUSE: Duration = Duration::from_millis(200);
 /// Minimum ratio of the time between two walks to the CPU time of a walk.
 const PERIODS_A_WALK: u64 = 100;
-/// Number of readings of a thread between two snapshots.
-const READINGS: u32 = 16;
+/// Maximum number of waits of one kind between two snapshots of which nothing is known.
+const MAX_UNKNOWN: u32 = 16;
 /// Maximum number of attempts to find the peers of one object.
 const PEER_ATTEMPTS: u32 = 4;
 /// Maximum number of objects of one thread of which the peers are kept.
@@ -56,12 +55,11 @@ pub(crate) struct HeldUpWaits {
 
 #[derive(Default)]
 struct Shared {
-    /// Waits that are to be read, and the time from which on.
+    /// Waits that are to be read.
     wanted: Vec<Leader>,
-    from_ns: u64,
     objects: ReadObjects,
-    /// Number of readings of each of these since the last snapshot.
-    readings: HashMap<Leader, u32>,
+    /// Number of waits of each of these since the last snapshot of which nothing was known.
+    unknown: HashMap<Leader, u32>,
     /// Objects with their peers, as they were read last.
     with_peers: HashMap<HeldUpThreads, Vec<WithPeers>>,
 }
@@ -81,8 +79,6 @@ impl HeldUpWaits {
         let was_needed = {
             let mut shared = lock(&self.shared);
             shared.objects.forget_before(clock::monotonic_ns().saturating_sub(KEPT_FOR_NS));
-            shared.with_peers.retain(|threads, _| leaders.iter().any(|leader| leader.threads == *threads));
-            shared.readings.retain(|leader, _| leaders.contains(leader));
             !std::mem::replace(&mut shared.wanted, leaders).is_empty()
         };
         match &self.waking {
@@ -101,19 +97,16 @@ impl HeldUpWaits {
         }
     }
 
-    /// Reads nothing until this time.
-    pub(crate) fn rest_until(&self, ns: u64) {
-        lock(&self.shared).from_ns = ns;
-    }
-
     /// Locks what was read: the thread waits as long as the result lives.
     pub(crate) fn lock(&self) -> LockedWaits<'_> {
         LockedWaits(lock(&self.shared))
     }
 
-    /// Allows further readings of each thread: a snapshot is complete.
+    /// Forgets what is known of the waits up to a snapshot.
     pub(crate) fn start_next_span(&self) {
-        lock(&self.shared).readings.clear();
+        let mut shared = lock(&self.shared);
+        shared.unknown.clear();
+        shared.with_peers.clear();
     }
 }
 
@@ -160,16 +153,16 @@ impl Shared {
         self.wanted.iter().find(|leader| leader.call == call && is_of(leader.threads)).copied()
     }
 
-    /// Returns whether these waits have not been read often enough.
+    /// Returns whether these waits may be known.
     fn is_due(&self, leader: &Leader) -> bool {
-        self.readings.get(leader).is_none_or(|&readings| readings < READINGS)
+        self.unknown.get(leader).is_none_or(|&waits| waits < MAX_UNKNOWN)
     }
 
     /// Keeps what was read of a wait, or that nothing is known of it.
     fn add(&mut self, of: &Sleeper, leader: Leader, read: Option<ReadObject>) {
-        *self.readings.entry(leader).or_default() += 1;
-        if let Some(read) = read {
-            self.objects.add(of.tid, read, true);
+        match read {
+            Some(read) => drop(self.objects.add(of.tid, read, true)),
+            None => *self.unknown.entry(leader).or_default() += 1,
         }
     }
 }
@@ -190,17 +183,15 @@ fn read_until_dropped(shared: &Mutex<Shared>, woken: &Receiver<()>) {
             let shared = lock(shared);
             (!shared.wanted.is_empty(), shared.wanted.iter().any(|leader| shared.is_due(leader)))
         };
-        let rests_ns = lock(shared).from_ns.saturating_sub(clock::monotonic_ns());
         let waited = match (is_wanted, is_due) {
             (false, _) => woken.recv().map_err(|_| RecvTimeoutError::Disconnected),
             (true, false) => woken.recv_timeout(PAUSE),
-            (true, true) => woken.recv_timeout(PERIOD.max(reads.rest).max(Duration::from_nanos(rests_ns).min(PAUSE))),
+            (true, true) => woken.recv_timeout(PERIOD.max(reads.rest)),
         };
         if waited == Err(RecvTimeoutError::Disconnected) {
             return;
         }
-        let is_early = clock::monotonic_ns() < lock(shared).from_ns;
-        if !is_due || is_early || !reads.has_time() {
+        if !is_due || !reads.has_time() {
             continue;
         }
         let (began_ns, began_cpu_ns) = (clock::monotonic_ns(), clock::thread_cpu_ns());
@@ -365,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn waits_are_read_until_there_are_enough_readings() {
+    fn waits_are_read_unless_nothing_is_known_of_them() {
         let now_ns = clock::monotonic_ns();
         let via = Some("read".to_owned());
         let object = Object::new(ObjectKind::Pipe);
@@ -381,7 +372,7 @@ mod tests {
         let mut shared = Shared { wanted: vec![wanted], ..Shared::default() };
         shared.add(&sleeper(), wanted, Some(read));
         assert!(shared.is_due(&wanted));
-        (1..READINGS).for_each(|_| shared.add(&sleeper(), wanted, None));
+        (0..MAX_UNKNOWN).for_each(|_| shared.add(&sleeper(), wanted, None));
         assert!(!shared.is_due(&wanted));
         let mut waits = HeldUpWaits { shared: Arc::new(Mutex::new(shared)), waking: Some(mpsc::channel().0) };
         waits.start_next_span();

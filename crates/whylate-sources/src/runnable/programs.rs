@@ -66,18 +66,16 @@ impl ProgramShares {
         if now_ns < self.rests_until_ns {
             return;
         }
-        let covered_ns = self.read_now(account, now_ns.saturating_sub(SETTLED_NS));
+        self.read_now(account, now_ns.saturating_sub(SETTLED_NS));
         let took_ns = clock::monotonic_ns().saturating_sub(now_ns);
         let rest_ns = took_ns.saturating_mul(REST_FACTOR).max(READ_EVERY.as_nanos() as u64);
         self.rests_until_ns = now_ns.saturating_add(rest_ns);
-        // The next read will reach back about as far as this one: earlier waits would be in no share.
-        self.waits.rest_until(self.rests_until_ns.saturating_sub(covered_ns));
     }
 
-    /// Reads the run slices since the last read, as far as they are kept. Returns the length of the time that was read.
-    fn read_now(&mut self, account: &Account, until_ns: u64) -> u64 {
+    /// Reads the run slices since the last read, as far as they are kept.
+    fn read_now(&mut self, account: &Account, until_ns: u64) {
         let after_ns = self.tally.read_until_ns();
-        let Some(mut history) = account.history(until_ns).filter(|_| until_ns > after_ns) else { return 0 };
+        let Some(mut history) = account.history(until_ns).filter(|_| until_ns > after_ns) else { return };
         let (cpus, mut from_ns) = (history.cpus(), after_ns);
         let max_slices = (MAX_SLICES / cpus.max(1)).max(1_000);
         self.slices.clear();
@@ -107,7 +105,6 @@ impl ProgramShares {
         self.tally.add((from_ns, until_ns), &self.slices, &mut Lookup(self.waits.lock()));
         self.waits.want(self.tally.leaders());
         self.explain(account, until_ns);
-        until_ns.saturating_sub(from_ns)
     }
 
     /// Follows a sample of the waits along their wakeup edges.

@@ -352,6 +352,23 @@ fn leaders_are_held_up_for_long_and_those_in_futexes_come_last() {
 }
 
 #[test]
+fn waits_that_were_read_often_enough_lead_no_more() {
+    let lock = Object::with_path(ObjectKind::FileLock, "/a");
+    let mut tally = Tally::default();
+    // The first wait was not seen to begin.
+    let mut lookup = Read((1..8).map(|number| (7, 50 * number + 40, lock.clone())).collect());
+    tally.add((0, 500 * MS_NS), &waits_of(FLOCK, 10), &mut lookup);
+    assert_eq!(tally.leaders().len(), 1);
+    let mut tally = Tally::default();
+    let mut lookup = Read((1..9).map(|number| (7, 50 * number + 40, lock.clone())).collect());
+    tally.add((0, 500 * MS_NS), &waits_of(FLOCK, 10), &mut lookup);
+    assert_eq!(tally.leaders(), []);
+    // In the next span, they are read again.
+    take(&mut tally);
+    assert_eq!(tally.leaders().len(), 1);
+}
+
+#[test]
 fn short_lived_threads_of_a_name_lead_together() {
     let lived = |number: u64| {
         let (tid, at_ms) = (100 + number as u32, 50 * number);
