@@ -4,8 +4,9 @@
 use crate::ActorName;
 
 /// Names of the threads that measure.
-const MEASURING: [&str; 18] = [
+const MEASURING: [&str; 19] = [
     "whylate",
+    "whylate-loads",
     "whylate-locks",
     "whylate-maxima",
     "whylate-measure",

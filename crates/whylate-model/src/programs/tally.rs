@@ -14,6 +14,11 @@ use crate::path::{Path, Query, WaitSpan};
 
 /// Maximum number of threads; waits of further ones are only counted.
 const MAX_THREADS: usize = 32_768;
+/// Number of threads from which those are forgotten that have not run for some time: a table of 32,768 takes tens of
+/// megabytes.
+const FORGET_FROM: usize = 4_096;
+/// That time.
+const FORGOTTEN_AFTER_NS: u64 = 60_000_000_000;
 /// Maximum number of names under which exited threads are summed.
 const MAX_NAMES: usize = 1_024;
 /// Total time of the waits of one kind for each sample. So longer waits are sampled more often.
@@ -394,9 +399,11 @@ impl Tally {
         }
         programs.held_up.retain(|program| is_long(program.held_up_ns()));
         self.unjudged += programs.keep_longest(MAX_PROGRAMS);
-        // Threads that have not run for a long time are forgotten; when they run again, they count as new threads.
-        if self.threads.len() > MAX_THREADS / 2 {
-            self.threads.retain(|_, thread| thread.resumed_ns.saturating_add(10_000_000_000) > until_ns);
+        // Threads that have not run for a long time are forgotten; when they run again, they count as new threads. Exits in
+        // time that was not read are not seen.
+        if self.threads.len() > FORGET_FROM {
+            self.threads.retain(|_, thread| thread.resumed_ns.saturating_add(FORGOTTEN_AFTER_NS) > until_ns);
+            self.threads.shrink_to(2 * self.threads.len());
         }
         programs
     }

@@ -18,7 +18,7 @@ const MAX_WAKEES: usize = 8;
 /// Maximum number of wakers for each kind of wait; further ones are not counted.
 const MAX_WAKERS: usize = 8;
 /// Number of durations that are added to the histogram at once.
-const AT_ONCE: usize = 1_024;
+const AT_ONCE: usize = 128;
 /// Minimum share of requests, as a divisor: one in this number of waits for another program has to follow a request.
 const ASKED_PART: u64 = 10;
 /// Maximum number of causes of one kind of wait.

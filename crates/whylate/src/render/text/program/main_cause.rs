@@ -28,7 +28,9 @@ pub(super) fn main_cause(budget: &Budget) -> Option<MainCause<'_>> {
         if segment.depth > 1 { path::what_in_whose_wait(segment) } else { path::what(segment) }
     };
     let waits = budget.waits.iter().filter(|waits| !waits.is_by_design()).chain([&budget.ready]);
-    let mut causes: BTreeMap<(bool, String), (Vec<(u64, &Waits)>, BTreeSet<String>)> = BTreeMap::new();
+    // Time in each kind of waits, and the cause with the threads' TIDs.
+    type Sums<'a> = (Vec<(u64, &'a Waits)>, BTreeSet<String>);
+    let mut causes: BTreeMap<(bool, String), Sums<'_>> = BTreeMap::new();
     for (waits, (outer, segment)) in
         waits.flat_map(|waits| path::segments_of_waits(&waits.path).map(move |part| (waits, part)))
     {
