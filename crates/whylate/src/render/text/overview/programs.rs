@@ -140,7 +140,7 @@ mod tests {
     fn object_has_its_peers_unless_the_culprit_is_one() {
         let process = Holder { who: "gzip:88".to_owned(), state: "S".to_owned(), ..Holder::default() };
         let pipe = Object { peers: vec![Peer { process, others: 2 }], ..Object::new(ObjectKind::Pipe) };
-        let with_peer = "a pipe, other end held by gzip:88 and 2 more of that name";
+        let with_peer = "a pipe, other end held by gzip:88 and 2 more with this name";
         assert_eq!([None, Some("tar"), Some("gzip")].map(|of| name(&pipe, of)), [with_peer, with_peer, "a pipe"]);
     }
 
