@@ -34,7 +34,7 @@ impl AttachedProc {
         // If this thread's own stack may not be read, none may.
         fs::read("/proc/self/stack").map_err(|_| {
             AttachError::Unsupported(
-                "not permitted to read stacks in /proc (run as root, or grant CAP_BPF and CAP_PERFMON for another backend)"
+                "not permitted to read stacks in /proc (run as root, or grant CAP_SYS_ADMIN; the other backends need CAP_BPF and CAP_PERFMON)"
                     .to_owned(),
             )
         })?;

@@ -161,12 +161,18 @@ impl OwnCpus {
 /// How culprits are grouped, for commands that rank them.
 #[derive(Clone, Copy, Debug, Default, Args)]
 pub struct Rank {
-    /// How culprits are ranked [default: name]
+    /// How culprits are ranked [default: name; in JSON and reports: culprit]
     #[arg(long, value_enum, value_name = "WHAT")]
     pub rank_by: Option<RankBy>,
 }
 
 impl Rank {
+    /// Returns the ranking for JSON and reports, which list each thread unless asked otherwise: their readers can add up those
+    /// of one name.
+    pub fn by_thread(self) -> By {
+        self.rank_by.map_or(By::Culprit, By::from)
+    }
+
     /// Refuses `--rank-by` where no culprits are ranked.
     ///
     /// # Errors

@@ -189,8 +189,10 @@ struct Results {
 impl Results {
     fn new(arguments: &Arguments, header: &Header) -> Self {
         let cards: Vec<&'static Card> = header.sources.iter().filter_map(|of| named(&of.source)).collect();
+        // Readers of JSON have each culprit, and can add up those of one name.
+        let rank_by = if arguments.json { arguments.rank.by_thread() } else { arguments.rank.into() };
         Results {
-            gatherer: Gatherer::for_cards(cards.clone(), arguments.rank.into()),
+            gatherer: Gatherer::for_cards(cards.clone(), rank_by),
             mergers: cards.iter().map(|_| Merger::default()).collect(),
             last_stacks: cards.iter().map(|_| Vec::new()).collect(),
             lost: BTreeMap::new(),

@@ -115,7 +115,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if let Some(path) = &arguments.diff {
         Recording { path: path.clone(), span: Span::default(), speed: None, command: None }.play()?;
     }
-    let rank_by = By::from(arguments.rank);
+    let rank_by = arguments.rank.by_thread();
     let report = match &recording {
         Some(recording) => Some(recorded(recording, rank_by)?),
         None => live(arguments, rank_by)?,

@@ -30,9 +30,9 @@ impl Feed {
         Ok(Feed { card, source })
     }
 
-    /// Returns the number of notes on the source's precision on this machine.
+    /// Returns the number of notes on the source's precision on this machine that only `-v` prints.
     pub fn precision_notes(&self) -> u64 {
-        precision_notes(self.card, &self.source).len() as u64
+        precision_notes(self.card, &self.source).iter().filter(|note| !is_for_a_privilege(note)).count() as u64
     }
 
     /// Takes a snapshot and the late events that have arrived, and drops both.
@@ -42,14 +42,18 @@ impl Feed {
     }
 }
 
-/// Prints the limitations of an attached source on this machine to standard error: which CPUs are left out, and, with
-/// `is_verbose`, how its precision is reduced.
+/// Prints the limitations of an attached source on this machine to standard error: which CPUs are left out, what a missing
+/// privilege costs, and, with `is_verbose`, how its precision is reduced otherwise.
 pub fn print_limitations<A: Attached + ?Sized>(card: &Card, source: &Measuring<A>, is_verbose: bool) {
-    let hidden = if is_verbose { 0 } else { usize::MAX };
-    let notes = precision_notes(card, source).into_iter().skip(hidden);
+    let notes = precision_notes(card, source).into_iter().filter(|note| is_verbose || is_for_a_privilege(note));
     for note in notes.chain(source.attached.left_out().map(str::to_owned)) {
         say!("whylate: {note}");
     }
+}
+
+/// Returns whether a note says which privilege would mend it: then the user can do something about it.
+fn is_for_a_privilege(note: &str) -> bool {
+    note.contains("grant CAP_")
 }
 
 /// Returns how the precision of an attached source is reduced on this machine.

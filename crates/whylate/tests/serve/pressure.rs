@@ -66,7 +66,7 @@ fn cpu_hog_is_named_in_file_kept_for_pressure() -> Result<()> {
     drop(hogs);
     served.stop()?;
     let (shown, said) = replayed(&file, &[])?;
-    ensure!(said.contains("kept because of cpu.some ") && said.contains(" % over "), "{said}");
+    ensure!(said.contains("kept because of cpu.some ") && said.contains("% over "), "{said}");
     ensure!(shown.contains("cpuhog"), "{shown}");
     Ok(())
 }
@@ -98,7 +98,7 @@ fn memory_hog_is_named_in_file_kept_for_pressure() -> Result<()> {
     let (status, said) = recorder.end()?;
     ensure!(status.success(), "{said}");
     let (_, said) = replayed(&file, &[])?;
-    ensure!(said.contains("kept because of memory.some ") && said.contains(" % over "), "{said}");
+    ensure!(said.contains("kept because of memory.some ") && said.contains("% over "), "{said}");
     let (shown, _) = replayed(&file, &["offcpu", "--json"])?;
     let most = most_in_uninterruptible_sleep(&shown)?;
     ensure!(most.as_deref() == Some("memoryhog"), "{most:?}");
