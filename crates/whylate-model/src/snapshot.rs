@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 use serde::{Deserialize, Serialize};
 
 use crate::programs::Programs;
-use crate::{ActorName, Card, Histogram, Labels, LateEvent, Stack, Steps, WaitClass};
+use crate::{ActorName, Histogram, Labels, LateEvent, Stack, Steps, WaitClass};
 
 /// Version of the JSON format; a reader refuses a higher one.
 pub const SCHEMA: u32 = 1;
@@ -150,20 +150,6 @@ impl Unexplained {
 }
 
 impl Snapshot {
-    /// Marks late events without causes that were recorded from a lower threshold than the requested one: how many of
-    /// them reached it is unknown. There are none if no latency of the source did.
-    pub fn limit_unexplained(&mut self, card: &Card, from: RecordedFrom) {
-        if self.unexplained.is_none() || from.asked_ns <= from.recorded_ns {
-            return;
-        }
-        let figures = (card.figures)(self);
-        let none_reached = card.events.is_none() && !figures.is_empty() && figures.max_ns() < from.asked_ns;
-        self.unexplained = match none_reached {
-            true => Unexplained::default(),
-            false => Unexplained { recorded: Some(from), ..self.unexplained },
-        };
-    }
-
     /// Creates an empty snapshot of `source`.
     pub fn new(source: &str, backend: &str, host: &str, start_unix_ns: u64) -> Self {
         Snapshot {

@@ -56,7 +56,7 @@ fn sleeping_lock_holder_is_culprit_in_each_view() -> Result<()> {
     let culprits: Vec<_> = look.culprits.iter().map(|culprit| (culprit.kind.name(), culprit.who.to_string())).collect();
     let who = sleepers(culprits.iter().map(|(kind, who)| (*kind, who.as_str())))?;
     let longest = who.first().with_context(|| format!("no sleeper is among {:?}", look.culprits))?;
-    let text = printed(&["replay", &recording])?;
+    let text = printed(&["replay", &recording, "--rank-by", "culprit"])?;
     // On a busy machine other threads may have delayed more.
     let is_told = text.lines().any(|line| line.contains(&format!("  {longest} sleeping: ")));
     ensure!(is_told || culprits.iter().take(8).all(|(_, who)| who != longest), "{text}");

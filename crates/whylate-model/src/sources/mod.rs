@@ -22,6 +22,7 @@ pub use wq::WQ;
 use std::collections::BTreeMap;
 
 use crate::late::LateKind;
+use crate::snapshot::{RecordedFrom, Unexplained};
 use crate::{Histogram, LateEvent, Snapshot};
 
 /// All sources, in listing order.
@@ -151,6 +152,20 @@ pub struct Remark {
 }
 
 impl Card {
+    /// Marks late events without causes that were recorded from a lower threshold than the requested one: how many of
+    /// them reached it is unknown. There are none if no latency of the source did.
+    pub fn limit_unexplained(&self, snapshot: &mut Snapshot, from: RecordedFrom) {
+        if snapshot.unexplained.is_none() || from.asked_ns <= from.recorded_ns {
+            return;
+        }
+        let figures = (self.figures)(snapshot);
+        let none_reached = self.events.is_none() && !figures.is_empty() && figures.max_ns() < from.asked_ns;
+        snapshot.unexplained = match none_reached {
+            true => Unexplained::default(),
+            false => Unexplained { recorded: Some(from), ..snapshot.unexplained },
+        };
+    }
+
     /// Creates a card that uses the threshold of its figures for late events, and defaults otherwise.
     pub const fn new(name: &'static str, judged: Judged, figures: fn(&Snapshot) -> Histogram) -> Self {
         Card {

@@ -215,7 +215,7 @@ impl Printer<'_> {
         self.kept.move_into(&mut snapshot);
         snapshot.notes = std::mem::take(&mut self.notes);
         if let Some(from) = self.recorded {
-            snapshot.limit_unexplained(self.query.source.info().card, from);
+            self.query.source.info().card.limit_unexplained(&mut snapshot, from);
         }
         (self.seen)(&snapshot);
         self.has_late |= self.query.explain.judges_late_snapshot(self.query.source.info().card, &snapshot);

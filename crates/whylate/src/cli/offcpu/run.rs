@@ -199,7 +199,7 @@ fn recorded(arguments: &Arguments, recording: &Recording, gathering: &mut Gather
     replay.finish()?;
     let mut snapshot = sums.finish().context("nothing was measured")?;
     if let (Some(recorded_ns), Some(asked_ns)) = (recorded_ns, arguments.explain().why) {
-        snapshot.limit_unexplained(&OFFCPU, RecordedFrom { recorded_ns, asked_ns });
+        OFFCPU.limit_unexplained(&mut snapshot, RecordedFrom { recorded_ns, asked_ns });
     }
     Ok(snapshot)
 }
