@@ -236,7 +236,7 @@ fn isolated_cpu_is_left_alone(said: &str) -> Result<()> {
 /// Returns the parts of the static program.
 pub fn of_program(expected: &'static Expected) -> Vec<Part> {
     vec![
-        Part::shell("the program", "whylate wq --json -d 3s", move |said| program_says_what_it_uses(said, expected))
+        Part::shell("the program", "whylate wq -v --json -d 3s", move |said| program_says_what_it_uses(said, expected))
             .before_probes(),
         // On a terminal it would show its progress too.
         Part::shell(
