@@ -322,15 +322,18 @@ impl Gatherer {
             held_up.for_sleepers.sort_by_key(|pair| Reverse(pair.total_ns));
             held_up.for_sleepers.truncate(SHOWN_SLEEPERS);
         }
-        let mut programs = Programs::default();
-        for (headline, found) in sources.iter_mut().zip(found) {
-            let over = found.programs().over_limit();
-            headline.is_late |= !over.held_up.is_empty();
-            if !over.is_none() {
-                programs = over;
-            }
-        }
+        // Programs that were held up have rows of their own: they do not put a source before others.
         sources.sort_by_key(|headline| (!headline.is_late, Reverse(headline.late_ns)));
+        let mut programs = Programs::default();
+        for found in found {
+            let over = found.programs().over_limit();
+            if over.is_none() {
+                continue;
+            }
+            let of_source = sources.iter_mut().filter(|headline| headline.source == found.card.name);
+            of_source.for_each(|headline| headline.is_late |= !over.held_up.is_empty());
+            programs = over;
+        }
         let mut worst: Vec<Sighting> = self
             .worst
             .into_iter()

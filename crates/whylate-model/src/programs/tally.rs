@@ -33,9 +33,11 @@ const MIN_SHARE: f64 = 0.02;
 /// Maximum number of programs that others started, and minimum number of their runs a second.
 const MAX_SPAWNED: usize = 8;
 const MIN_RUNS_A_SECOND: f64 = 5.0;
-/// Maximum number of kinds of waits that are to be read, and minimum share of the time of each.
+/// Maximum number of kinds of waits that are to be read, and minimum share of the time of each; soon after a snapshot, of this
+/// time: single waits are not read.
 const MAX_LEADERS: usize = 12;
 const MIN_LEADER_SHARE: f64 = 0.1;
+const MIN_LEADER_SPAN_NS: u64 = 1_000_000_000;
 /// Time after a snapshot in which the leaders of the span before are still read: the first waits may not be over yet.
 const LED_FOR_NS: u64 = 500_000_000;
 
@@ -323,7 +325,7 @@ impl Tally {
 
     /// Returns the waits for which threads were held up most; `with_read`, also those of which enough were read.
     fn held_up_most(&self, with_read: bool) -> Vec<Leader> {
-        let min_ns = (MIN_LEADER_SHARE * self.covered_ns as f64) as u64;
+        let min_ns = (MIN_LEADER_SHARE * self.covered_ns.max(MIN_LEADER_SPAN_NS) as f64) as u64;
         let alive = self.threads.iter().filter(|(_, thread)| thread.is_kernel != Some(true));
         let alive = alive.map(|(&tid, thread)| (HeldUpThreads::One(tid), &thread.sums));
         let exited = self.exited.iter().map(|(&name, sums)| (HeldUpThreads::OfName(name), sums));

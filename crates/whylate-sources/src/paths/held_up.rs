@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Reads the objects of threads that are held up again and again, in waits that may be short.
 //!
-//! While such threads are known, a separate thread walks over all threads every 25 ms. It reads the object of a wait of
-//! these threads as soon as one walk finds the wait, until enough waits of their kind were read since the last snapshot. Of a
-//! long wait there is one reading, and of many short ones a sample: the longer a wait, the more likely a walk finds it.
-//! A reading counts only for the wait that was under way from its start to its end.
+//! While such threads are known, a separate thread walks over all threads every 25 ms, and less often while walks find no
+//! new wait. It reads the object of a wait of these threads as soon as one walk finds the wait, until enough waits of their
+//! kind were read since the last snapshot. Of a long wait there is one reading, and of many short ones a sample: the longer a
+//! wait, the more likely a walk finds it. A reading counts only for the wait that was under way from its start to its end.
 //!
 //! The other end of a pipe or a socket, and the holder of a file's lock, are read after that, once per object: to find them,
 //! the descriptors of all processes may have to be scanned. All this takes at most 1 % of a CPU.
@@ -27,6 +27,9 @@ use crate::kernel::{clock, syscalls};
 /// Time between two walks, and between two looks if nothing is left to be read.
 const PERIOD: Duration = Duration::from_millis(25);
 const PAUSE: Duration = Duration::from_millis(200);
+/// Number of walks without a new wait after which the time between two walks grows by one period, and its maximum.
+const WALKS_A_PERIOD: u32 = 8;
+const MAX_PERIODS: u32 = 10;
 /// Minimum ratio of the time between two walks to the CPU time of a walk.
 const PERIODS_A_WALK: u64 = 100;
 /// Maximum number of waits of one kind between two snapshots of which nothing is known.
@@ -186,7 +189,7 @@ fn read_until_dropped(shared: &Mutex<Shared>, woken: &Receiver<()>) {
         let waited = match (is_wanted, is_due) {
             (false, _) => woken.recv().map_err(|_| RecvTimeoutError::Disconnected),
             (true, false) => woken.recv_timeout(PAUSE),
-            (true, true) => woken.recv_timeout(PERIOD.max(reads.rest)),
+            (true, true) => woken.recv_timeout(period_after(reads.idle_walks).max(reads.rest)),
         };
         if waited == Err(RecvTimeoutError::Disconnected) {
             return;
@@ -210,12 +213,19 @@ struct Reads {
     last: HashMap<u32, u32>,
     /// Minimum time until the next walk.
     rest: Duration,
+    /// Number of walks since the last one that found a new wait.
+    idle_walks: u32,
+}
+
+/// Returns the time until the next walk. Nothing is lost if walks are rarer while all wanted waits are long.
+fn period_after(idle_walks: u32) -> Duration {
+    PERIOD * (1 + idle_walks / WALKS_A_PERIOD).min(MAX_PERIODS)
 }
 
 impl Reads {
     fn new() -> Self {
         let allowance = Allowance::new(clock::monotonic_ns(), clock::thread_cpu_ns());
-        Reads { reader: ObjectReader::new(), allowance, last: HashMap::new(), rest: Duration::ZERO }
+        Reads { reader: ObjectReader::new(), allowance, last: HashMap::new(), rest: Duration::ZERO, idle_walks: 0 }
     }
 
     fn has_time(&mut self) -> bool {
@@ -234,6 +244,7 @@ impl Reads {
             let is_new = |of: &Sleeper| self.last.get(&of.tid) != Some(&of.switches) && self.reader.reads_of(of);
             found.iter().filter(|of| is_new(of)).filter_map(|of| Some((of, leader(of)?))).collect()
         };
+        self.idle_walks = if due.is_empty() { self.idle_walks.saturating_add(1) } else { 0 };
         for &(of, leader) in &due {
             let Some(waited) = of.lock else { continue };
             let (object, via) = (self.reader.lock_object(of.tid, waited), syscalls::name(of.syscall));
@@ -322,6 +333,13 @@ mod tests {
         assert!(!allowance.has_time(6 * S_NS, 5 + 110_000_000) && allowance.has_time(8 * S_NS, 5 + 110_000_000));
         // No more than the burst is saved up.
         assert!(!allowance.has_time(1_000 * S_NS, 5 + 170_000_000));
+    }
+
+    #[test]
+    fn walks_are_rare_while_they_find_nothing_new() {
+        assert_eq!((period_after(0), period_after(WALKS_A_PERIOD - 1)), (PERIOD, PERIOD));
+        assert_eq!(period_after(WALKS_A_PERIOD), PERIOD * 2);
+        assert_eq!(period_after(u32::MAX), PERIOD * MAX_PERIODS);
     }
 
     fn leader(tid: u32, call: u16) -> Leader {

@@ -4,6 +4,7 @@
 //!
 //! The BPF programs do no work for this. Run slices beyond the budget are left out: shares are of the time that was read.
 
+use std::path::Path;
 use std::time::Duration;
 
 use whylate_model::object::Object;
@@ -103,7 +104,9 @@ impl ProgramShares {
         });
         self.slices.sort_by_key(|slice| slice.start_ns);
         self.tally.add((from_ns, until_ns), &self.slices, &mut Lookup(self.waits.lock()));
-        self.waits.want(self.tally.leaders());
+        let mut leaders = self.tally.leaders();
+        leaders.retain(|leader| !is_own(leader.threads));
+        self.waits.want(leaders);
         self.explain(account, until_ns);
     }
 
@@ -164,6 +167,11 @@ impl WaitLookup for Lookup<'_> {
     fn object(&mut self, wait: WaitSpan, via: Option<&str>) -> Option<Object> {
         self.0.take_object_of(wait, via)
     }
+}
+
+/// Returns whether this is one of whylate's own threads, of which no objects are read.
+fn is_own(threads: HeldUpThreads) -> bool {
+    matches!(threads, HeldUpThreads::One(tid) if Path::new("/proc/self/task").join(tid.to_string()).exists())
 }
 
 fn call_name(number: u16) -> Option<String> {

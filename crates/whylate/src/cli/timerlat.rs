@@ -16,7 +16,7 @@ use whylate_sources::timerlat::{Policy, Record, StepWidth, Stop, Threads, Timerl
 
 use self::events::Events;
 use self::values::{Action, TRACE_FILE};
-use crate::cli::arguments::Verbosity;
+use crate::cli::arguments::{RankBy, Verbosity};
 use crate::cli::values::{Cpus, duration_ns, period_us, seconds_ns, us};
 use crate::render::text::timerlat::Unit;
 use crate::render::text::timerlat::analysis::StackFormat;
@@ -209,6 +209,9 @@ struct Common {
     /// Explain each activation with at least this latency as it happens, without stopping (e.g. 200us)
     #[arg(long, value_name = "LATENCY", group = "explained", value_parser = duration_ns)]
     why: Option<u64>,
+    /// With --why: also rank the culprits, at the end
+    #[arg(long, value_enum, value_name = "WHAT", requires = "why", conflicts_with = "json")]
+    rank_by: Option<RankBy>,
     /// Print one JSON object per line: each second, or only at the end (hist, and top -q)
     #[arg(long)]
     json: bool,

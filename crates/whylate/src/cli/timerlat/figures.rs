@@ -5,15 +5,14 @@ use std::io::Write;
 
 use jiff::tz::TimeZone;
 use whylate_model::sources::TIMERLAT;
-use whylate_model::{LateEvent, Snapshot, TopN};
+use whylate_model::{Culprits, LateEvent, Snapshot, TopN};
 use whylate_sources::timerlat::Stop;
 
 use super::screen::Screen;
 use super::{Plan, View};
 use crate::cli::{LATE, SUCCESS};
 use crate::render::json::JsonLines;
-use crate::render::text::Output as _;
-use crate::render::text::footer;
+use crate::render::text::{Output as _, footer, why};
 use crate::render::text::timerlat::hist::{self, HistogramOptions};
 use crate::render::text::timerlat::total::{THREAD, Total};
 use crate::render::text::timerlat::{late, percentiles, top, verdict};
@@ -26,6 +25,8 @@ pub struct Figures<'a> {
     zone: TimeZone,
     pub total: Total,
     pub worst: TopN,
+    /// Culprits of the explained activations, if they are ranked.
+    culprits: Option<Culprits>,
     /// Late activations for the next line of JSON.
     pending: LateBuffer,
     /// Snapshot that was not printed yet.
@@ -43,6 +44,7 @@ impl<'a> Figures<'a> {
             zone: TimeZone::system(),
             total: Total::default(),
             worst: TopN::new(worst.unwrap_or(0)),
+            culprits: plan.common.rank_by.map(|by| Culprits::by(by.into())),
             pending: LateBuffer::new(Keep::worst(worst.filter(|_| plan.common.why.is_none()))),
             latest: None,
             has_user: false,
@@ -85,6 +87,7 @@ impl<'a> Figures<'a> {
         }
         if is_asked {
             late::write(out, &event, &self.zone)?;
+            self.culprits.iter_mut().for_each(|culprits| culprits.add(&TIMERLAT, &event));
         }
         self.worst.add(event);
         Ok(())
@@ -187,6 +190,10 @@ impl<'a> Figures<'a> {
         let text = self.text()?;
         self.screen.leave(out)?;
         out.write_all(text.as_bytes())?;
+        if let Some(ranking) = self.culprits.as_mut().map(Culprits::take).filter(|ranking| !ranking.is_empty()) {
+            writeln!(out)?;
+            why::write_ranking(out, &ranking, TIMERLAT.words)?;
+        }
         match (&self.plan.view, hit) {
             (View::Analysis, false) => {
                 let max_ns = self.total.all().latencies.iter().take(2).map(|latencies| latencies.max_ns()).max();

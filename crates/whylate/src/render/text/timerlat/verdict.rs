@@ -44,7 +44,13 @@ pub fn write(
     let longest = |over: bool| all.iter().filter(|one| (one.ns >= one.limit_ns) == over).max_by_key(|one| one.ns);
     if let Some(Worst { kind, cpu, ns, limit_ns }) = longest(true) {
         let (limit, took) = (format_round_ns(*limit_ns), format_ns(*ns));
-        return writeln!(out, "{} {limit} reached on CPU {cpu}: {took} {}", color::late(LATE), ENDS[*kind]);
+        let sums = &total.all().latencies[*kind];
+        // A bucket that the threshold divides is left out.
+        let times = match sums.count_from(*limit_ns) {
+            0 | 1 => String::new(),
+            times => format!("; at least {times} of {} activations reached it", sums.count()),
+        };
+        return writeln!(out, "{} {limit} reached on CPU {cpu}: {took} {}{times}", color::late(LATE), ENDS[*kind]);
     }
     if let Some(cpu) = hit {
         // For instance, of an activation without a switch-in.
