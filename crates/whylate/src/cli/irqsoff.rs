@@ -33,7 +33,7 @@ examples:
     whylate irqsoff --slower 5ms
     # also what ran on the CPU in that time
     whylate irqsoff --why 5ms
-    # and which pod or service kept interrupts off the longest
+    # and which pod or service kept interrupts off for longest
     whylate irqsoff --why 5ms --rank-by cgroup -d 1m
     # how late every hrtimer is, by its function and CPU, each second
     whylate irqsoff --timers 1
@@ -41,7 +41,7 @@ examples:
     whylate irqsoff --timer-test 1.33ms
     # who keeps a CPU that another thread waits for
     whylate irqsoff --preempt
-    # one CPU, with a timer due each 100 us
+    # one CPU, with a timer every 100 us
     whylate irqsoff -c 3 --period 100us
     # a latency trace of ftrace, or a capture of trace_pipe
     whylate import trace.txt")]
@@ -61,9 +61,9 @@ pub struct Arguments {
     explain: Explain,
     #[command(flatten)]
     rank: Rank,
-    /// Period of the timer of each CPU (e.g. 500us). Times with interrupts off that are shorter are only seen by
-    /// chance, and lengths are accurate to one period [default: 1ms, or 2, 5 or 10 ms where a timer's interrupts would
-    /// take more than 0.6 % of a CPU]
+    /// Period of the timer of each CPU (e.g. 500us). Sections with interrupts off that are shorter than this are seen
+    /// only by chance, and lengths are accurate to one period [default: 1ms, or 2, 5 or 10 ms where the timer's
+    /// interrupts would take more than 0.6 % of a CPU]
     #[arg(long, value_name = "PERIOD", value_parser = period)]
     period: Option<u64>,
     /// Leave out lengths shorter than this
