@@ -39,7 +39,7 @@ examples:
     whylate irqsoff --timers 1
     # a periodic timer per CPU: the periods it misses, and why
     whylate irqsoff --timer-test 1.33ms
-    # who keeps a CPU that another thread waits for
+    # who disables preemption, or keeps a CPU that another thread needs
     whylate irqsoff --preempt
     # one CPU, with a timer every 100 us
     whylate irqsoff -c 3 --period 100us
@@ -82,7 +82,7 @@ pub struct Arguments {
     #[arg(short, long, value_name = "CPUS")]
     cpus: Option<Cpus>,
     /// Trace disabled preemption, not interrupts: by the events preemptirq:preempt_* where the kernel has them;
-    /// otherwise, on Linux 6.17 to 6.19, by how long the kernel keeps a CPU that another thread waits for
+    /// otherwise, on Linux 6.17 to 6.19, by how long a thread keeps its CPU after the scheduler wants to switch
     #[arg(long)]
     pub(crate) preempt: bool,
     #[command(flatten)]
