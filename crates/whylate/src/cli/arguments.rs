@@ -62,7 +62,7 @@ pub struct Explain {
     /// Explain every latency of THRESHOLD or more (e.g. 5ms): its causes, and who caused most of the delay
     #[arg(long, value_name = "THRESHOLD", value_parser = duration_ns)]
     pub why: Option<u64>,
-    /// Print only the N longest at each output, with their causes; without --why, only if over the source's own limit
+    /// Print only the N longest at each output, with their causes; without --why, only those over the source's own limit
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=10_000))]
     pub worst: Option<u16>,
     /// Exit with status 4 if anything was late: over --why if it is given, otherwise over the source's own limit
@@ -136,8 +136,8 @@ pub struct Record {
 /// CPUs and CPU time for whylate itself, for commands that attach all sources.
 #[derive(Clone, Debug, Default, Args)]
 pub struct OwnCpus {
-    /// CPUs on which irqsoff and timerlat measure, with timers and threads of their own, e.g. 0,2-5 [default: those
-    /// that whylate may use, except isolated and nohz_full ones, and except those that run a real-time thread]
+    /// CPUs on which irqsoff and timerlat measure, with timers and threads of their own, e.g. 0,2-5 [default: all that
+    /// whylate may use, except isolated and nohz_full CPUs, and CPUs that run a real-time thread]
     #[arg(short, long, value_name = "CPUS")]
     cpus: Option<Cpus>,
     /// Share of the machine's CPU time that explaining late waits may take; beyond it, late waits are counted without

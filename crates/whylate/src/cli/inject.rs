@@ -27,7 +27,7 @@ pub struct Arguments {
 #[derive(Debug, Subcommand)]
 enum What {
     Work(work::Arguments),
-    /// Turns the interrupts of one CPU off for a known time.
+    /// Turn the interrupts of one CPU off for a known time.
     ///
     /// A BPF program does it (`bpf_local_irq_save`, Linux 6.14 and later), in a thread named whylate-irqsoff.
     /// For this time, the CPU takes no interrupt and runs nothing else: no timer fires there, and no thread is woken.
@@ -43,7 +43,7 @@ examples:
     # as JSON, for a script
     whylate inject irqs-off --json")]
     IrqsOff(disturbance::Common),
-    /// Turns preemption off on one CPU for a known time.
+    /// Turn preemption off on one CPU for a known time.
     ///
     /// A BPF program does it (`bpf_preempt_disable`, Linux 6.10 and later), in a thread named whylate-preempt.
     /// Interrupts are still served, but no other thread is switched in, however urgent. In a non-preemptible kernel,
@@ -59,7 +59,7 @@ examples:
     # as JSON, for a script
     whylate inject preempt-off --json")]
     PreemptOff(disturbance::Common),
-    /// Keeps one CPU in a softirq for a known time.
+    /// Keep one CPU in a softirq for a known time.
     ///
     /// The softirq is HRTIMER, with the callback of a BPF timer (Linux 5.15 and later); with PREEMPT_RT it runs in the
     /// CPU's ktimers thread. Interrupts are still served; threads and other softirqs on that CPU wait.

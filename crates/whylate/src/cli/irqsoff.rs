@@ -33,15 +33,15 @@ examples:
     whylate irqsoff --slower 5ms
     # also what ran on the CPU in that time
     whylate irqsoff --why 5ms
-    # and which pod or service kept interrupts off the longest
+    # and which pod or service kept interrupts off for longest
     whylate irqsoff --why 5ms --rank-by cgroup -d 1m
     # how late every hrtimer is, by its function and CPU, each second
     whylate irqsoff --timers 1
     # a periodic timer per CPU: the periods it misses, and why
     whylate irqsoff --timer-test 1.33ms
-    # who keeps a CPU that another thread waits for
+    # who disables preemption, or keeps a CPU that another thread needs
     whylate irqsoff --preempt
-    # one CPU, with a timer due each 100 us
+    # one CPU, with a timer every 100 us
     whylate irqsoff -c 3 --period 100us
     # a latency trace of ftrace, or a capture of trace_pipe
     whylate import trace.txt")]
@@ -61,9 +61,9 @@ pub struct Arguments {
     explain: Explain,
     #[command(flatten)]
     rank: Rank,
-    /// Period of the timer of each CPU (e.g. 500us). Times with interrupts off that are shorter are only seen by
-    /// chance, and lengths are accurate to one period [default: 1ms, or 2, 5 or 10 ms where a timer's interrupts would
-    /// take more than 0.6 % of a CPU]
+    /// Period of the timer of each CPU (e.g. 500us). Sections with interrupts off that are shorter than this are seen
+    /// only by chance, and lengths are accurate to one period [default: 1ms, or 2, 5 or 10 ms where the timer's
+    /// interrupts would take more than 0.6 % of a CPU]
     #[arg(long, value_name = "PERIOD", value_parser = period)]
     period: Option<u64>,
     /// Leave out lengths shorter than this
@@ -82,7 +82,7 @@ pub struct Arguments {
     #[arg(short, long, value_name = "CPUS")]
     cpus: Option<Cpus>,
     /// Trace disabled preemption, not interrupts: by the events preemptirq:preempt_* where the kernel has them;
-    /// otherwise, on Linux 6.17 to 6.19, by how long the kernel keeps a CPU that another thread waits for
+    /// otherwise, on Linux 6.17 to 6.19, by how long a thread keeps its CPU after the scheduler wants to switch
     #[arg(long)]
     pub(crate) preempt: bool,
     #[command(flatten)]

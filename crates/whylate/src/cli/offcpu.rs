@@ -79,8 +79,9 @@ pub struct Arguments {
     /// a recording
     ///
     /// With --why, .svg and .folded have the chains of the explained waits: where each thread waited, which thread
-    /// ended that wait, where that thread waited in turn, and so on to what took the time; widths are parts of the
-    /// first thread's wait. .json has the longest waits. Explained waits do not fit into .pb.gz and .speedscope.json.
+    /// ended that wait, where that thread waited in turn, and so on to what took the time. In .svg, widths are shares
+    /// of the first thread's wait. .json has the longest waits. Explained waits do not fit into .pb.gz and
+    /// .speedscope.json.
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
     /// Only the threads of this process
@@ -95,7 +96,7 @@ pub struct Arguments {
     /// Only threads in this cgroup, or below
     #[arg(long, value_name = "PATH")]
     cgroup: Option<String>,
-    /// Only while in one of these states, in the letters of ps(1): R, S, D, I, T, t, P; F for frozen
+    /// Only time in these states, by their letters in ps(1): R, S, D, I, T, t, P; F for frozen
     #[arg(long, value_name = "LETTERS", value_parser = states)]
     state: Option<String>,
     /// Whether the kernel's own threads are shown
@@ -164,8 +165,7 @@ pub struct Arguments {
 /// Help text of `--why`.
 const LONG_WAITS: &str = "Explain every wait of THRESHOLD or more (e.g. 5ms): what ran on the CPU, or which thread ended the wait and what it did until then";
 /// Help text of `--worst`.
-const WORST_WAITS: &str =
-    "Print and draw only the N longest waits; without --why, only if 20ms or longer [default: print 10, draw all]";
+const WORST_WAITS: &str = "Print and draw only the N longest waits; without --why, only those of 20ms or longer [default: print 10, draw all]";
 /// Default number of longest waits that are shown.
 const WORST: usize = 10;
 
@@ -194,7 +194,7 @@ enum Kernel {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Callers {
-    /// By unwind information (.eh_frame), which programs without frame pointers have, too
+    /// By unwind information (.eh_frame), which works for programs without frame pointers, too
     #[value(alias = "dwarf")]
     Rules,
     /// By frame pointers, except for the innermost function, which often keeps none

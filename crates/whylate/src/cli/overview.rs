@@ -105,7 +105,7 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<u8> {
         Origin::Recording(recording) => {
             record::refuse(record_to)?;
             if !arguments.own.asked().is_empty() {
-                return Err(UsageError(anyhow!("a recording has the CPUs that were measured: omit -c")).into());
+                return Err(UsageError(anyhow!("the CPUs were chosen when the recording was made: omit -c")).into());
             }
             if arguments.own.explain_ppm().is_some() {
                 return Err(

@@ -80,7 +80,7 @@ pub struct Kept {
     /// With a directory: remove recordings older than this
     #[arg(long, value_name = "AGE", value_parser = duration_ns)]
     keep: Option<u64>,
-    /// With a directory: remove the oldest recordings when their total size exceeds this, e.g. 2G
+    /// With a directory: remove the oldest recordings when all of them exceed this size in total, e.g. 2G
     #[arg(long, value_name = "SIZE", value_parser = max_size)]
     max_size: Option<u64>,
     /// Pause while the file system has less free space than this

@@ -12,7 +12,7 @@ use crate::cli::arguments::Within;
 use crate::say::quoted;
 use crate::store::play::Recording;
 
-/// Show a recording in the overview or any other command, as if it were live
+/// Show a recording with the overview or any other command, as if it were live
 ///
 /// Times are in this system's time zone unless they are given with another one (TZ=UTC shows all in UTC).
 #[derive(Debug, Args)]

@@ -49,7 +49,7 @@ const NOT_EXECUTABLE: u8 = 126;
 /// Run a command and show why it took so long: what its critical path consists of
 #[derive(Debug, Args)]
 #[command(
-    mut_arg("verbose", |verbose| verbose.help("Print all rows, all long waits, and lost events by reason")),
+    mut_arg("verbose", |verbose| verbose.help("Print all rows, the five longest waits, and lost events by reason")),
     after_help = "\
 examples:
     # what the build waited for

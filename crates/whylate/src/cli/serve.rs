@@ -44,7 +44,7 @@ examples:
     whylate serve
     # for a Prometheus on another machine
     whylate serve --listen 10.0.0.7:9797
-    # and a recording of the week, for whylate replay
+    # also record, and keep seven days, for whylate replay
     whylate serve --record /var/log/whylate/ --keep 7d --max-size 2G
     # a file of the last 15 minutes when a latency reaches 100 ms
     whylate serve --record flights/ --ring 15m --on-late 100ms

@@ -43,8 +43,8 @@ pub struct Arguments {
     /// Only threads of this process
     #[arg(short, long, value_parser = pid)]
     pid: Option<u32>,
-    /// Trace the entry and exit of the functions that do work, instead of sampling, where the kernel allows BPF programs
-    /// there. Attaching and detaching wait until each submission thread of this host has slept once
+    /// Trace the entry and exit of the functions that do work, instead of sampling. The kernel must allow BPF programs at
+    /// functions; whylate starts and ends only after each submission thread of this host has slept once
     #[arg(long)]
     precise: bool,
     #[command(flatten)]

@@ -24,7 +24,7 @@ use crate::render::text::timerlat::hist::HistogramOptions;
 
 pub use run::run;
 
-/// How late timers and the threads that they wake are, with the options and tables of `rtla timerlat`
+/// How late timers fire and how late the threads that they wake run, with the options and tables of `rtla timerlat`
 #[derive(Debug, Args)]
 #[command(after_help = "\
 examples:
@@ -84,22 +84,22 @@ struct Hist {
     /// Number of steps of the histogram
     #[arg(short = 'E', long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u64).range(10..10_000_000))]
     entries: u64,
-    /// Without the latency of the interrupt
+    /// Omit the latency of the interrupt
     #[arg(long)]
     no_irq: bool,
-    /// Without the latency of the thread
+    /// Omit the latency of the thread
     #[arg(long, conflicts_with = "no_irq")]
     no_thread: bool,
-    /// Without the heading
+    /// Omit the heading
     #[arg(long)]
     no_header: bool,
-    /// Without the summary
+    /// Omit the summary
     #[arg(long)]
     no_summary: bool,
-    /// Without the column of steps
+    /// Omit the column of steps
     #[arg(long, requires = "with_zeros")]
     no_index: bool,
-    /// Also steps in which nothing was counted
+    /// Also print steps in which nothing was counted
     #[arg(long)]
     with_zeros: bool,
     /// Refresh the histogram each second
@@ -120,7 +120,7 @@ struct Common {
     /// Time from one activation to the next, 100 us to 1 s (us)
     #[arg(short, long, value_name = "PERIOD", default_value = "1000", value_parser = period_us)]
     period: u64,
-    /// Align the threads of all CPUs: each wakes this long after the previous CPU's (us)
+    /// Align the threads of all CPUs: each wakes this long after the thread of the previous CPU (us)
     #[arg(short = 'A', long, value_name = "OFFSET", value_parser = values::offset)]
     aligned: Option<u64>,
     /// Stop at this IRQ latency (us)
@@ -173,7 +173,7 @@ struct Common {
     /// Scheduling policy and priority of the measured threads: o:NICE, r:PRIORITY, f:PRIORITY or d:RUNTIME:PERIOD
     #[arg(short = 'P', long, value_name = "CLASS", default_value = "f:95", value_parser = values::policy)]
     priority: Policy,
-    /// Run in this cgroup; without a name, in the caller's
+    /// Run whylate and the measured threads in this cgroup; without a name, in the cgroup of the caller
     #[arg(short = 'C', long, value_name = "CGROUP", num_args = 0..=1, default_missing_value = "")]
     cgroup: Option<String>,
     /// With a threshold: print which thread ran on each CPU when it was hit
@@ -200,7 +200,7 @@ struct Common {
     /// An option of rtla that is refused
     #[arg(long, value_name = "FILE", hide = true)]
     bpf_action: Option<PathBuf>,
-    /// Percentiles of each latency to p99.9999, raw and corrected for missed periods
+    /// Print percentiles of each latency to p99.9999, raw and corrected for missed periods
     #[arg(long)]
     percentiles: bool,
     /// Show the N worst activations with their causes
@@ -212,12 +212,12 @@ struct Common {
     /// With --why: also rank the culprits, at the end
     #[arg(long, value_enum, value_name = "WHAT", requires = "why", conflicts_with = "json")]
     rank_by: Option<RankBy>,
-    /// Print one JSON object per line: each second, or only at the end (hist, and top -q)
+    /// Print one JSON object per line (each second; for hist and top -q, only at the end)
     #[arg(long)]
     json: bool,
     #[command(flatten)]
     verbosity: Verbosity,
-    /// Exit with status 4 if a thread's latency reached --why if it is given, otherwise 5ms
+    /// Exit with status 4 if a thread's latency reached the threshold of --why, or 5ms without --why
     #[arg(long)]
     fail_if_late: bool,
     /// Also record to this file (.whylate), for `whylate replay`

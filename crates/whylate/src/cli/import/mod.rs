@@ -25,7 +25,7 @@ use crate::cli::{UsageError, existing};
 /// procstat -ka, /proc/PID/stack or folded stacks, also if it was pasted from mails, web pages or logs.
 #[derive(Debug, Args)]
 #[command(
-    mut_arg("verbose", |verbose| verbose.help("Print all rows, all long waits, and lost events by reason (traces only)")),
+    mut_arg("verbose", |verbose| verbose.help("Print all rows, the five longest waits, and lost events by reason (traces only)")),
     after_help = "\
 examples:
     # a latency trace of ftrace, or a capture of trace_pipe
@@ -113,7 +113,7 @@ impl Arguments {
         }
         let Sniffed { content, has_switches } = sniff(head)?;
         if content == Content::Interrupts && has_switches {
-            say!("whylate: it has context switches as well: --as switches explains the time of a command");
+            say!("whylate: the file has context switches as well: --as switches explains the time of a command");
         }
         Ok(content)
     }

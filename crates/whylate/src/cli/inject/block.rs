@@ -17,7 +17,7 @@ use crate::cli::UsageError;
 use crate::cli::values::duration_ns;
 use crate::json::write_line;
 
-/// Reads blocks from a disk and measures how long each read takes.
+/// Read blocks from a disk and measure how long each read takes.
 ///
 /// It reads an unnamed temporary file with direct I/O, so each read is one disk request. With --hogs,
 /// threads named whylate-hog keep the disk busy with 512 KiB writes.
@@ -54,7 +54,7 @@ pub struct Arguments {
     /// Throttle to this many reads a second, with a cgroup for this purpose.
     #[arg(long = "limit", value_name = "IOPS", value_parser = clap::value_parser!(u32).range(1..))]
     reads_a_second: Option<u32>,
-    /// Directory for the file (default: the first of /var/tmp, /tmp and the current one that is on a disk).
+    /// Directory for the file (default: the first of /var/tmp, /tmp and the current directory that is on a disk).
     #[arg(long, value_name = "DIRECTORY")]
     folder: Option<PathBuf>,
     /// Print one JSON object per read, and one at the end.
@@ -88,7 +88,7 @@ pub fn run(arguments: &Arguments, stop: &AtomicBool) -> anyhow::Result<()> {
     let folder = match arguments.folder.clone().or_else(folder_on_disk) {
         Some(folder) => folder,
         None => bail!(
-            "none of /var/tmp, /tmp and the current folder is on a disk with direct I/O: choose one that is with --folder"
+            "none of /var/tmp, /tmp and the current directory is on a disk with direct I/O: name another one with --folder"
         ),
     };
     let every = Duration::from_nanos(arguments.every_ns);

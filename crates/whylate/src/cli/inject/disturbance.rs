@@ -39,7 +39,7 @@ pub struct Common {
     json: bool,
 }
 
-/// Keeps one CPU busy with a thread for a known time.
+/// Keep one CPU busy with a thread for a known time.
 ///
 /// The thread is named whylate-hog. With --policy fifo, all normal threads of that CPU wait; with --policy normal, it
 /// shares the CPU with them and needs no privileges. The length is wall-clock time; the time that the thread actually

@@ -18,7 +18,7 @@ use crate::json::write_line;
 /// Poll interval for signals.
 const POLLED_EVERY: Duration = Duration::from_millis(20);
 
-/// Keeps an io_uring submission thread busy for a known share of the time.
+/// Keep an io_uring submission thread busy for a known share of the time.
 ///
 /// Requests read random bytes, which the thread itself generates. The share of work is the time in which the
 /// application sees requests outstanding, minus the time for which the thread waited for a CPU.
@@ -116,7 +116,7 @@ pub fn run(arguments: &Arguments, stop: &AtomicBool) -> anyhow::Result<()> {
         let (busy, unsure) = (percent(done.busy_ns), percent(done.uncertain_ns));
         writeln!(
             out,
-            "it had work {busy:.2}% of the time, of which {unsure:.2}% are uncertain: {} requests",
+            "it had work for {busy:.2}% of the time ({unsure:.2}% of the time are uncertain): {} requests",
             done.requests
         )?;
     }

@@ -15,7 +15,7 @@ use crate::cli::UsageError;
 use crate::cli::values::duration_ns;
 use crate::json::write_line;
 
-/// Queues work items that run for a known time; their handler is `bpf_wq_work`.
+/// Queue work items that run for a known time; their handler is `bpf_wq_work`.
 ///
 /// No kernel module is needed: a BPF program queues them all on one CPU (Linux 6.10 and later). An item that keeps the
 /// CPU busy delays those behind it: of one batch with --busy 5ms the first item waits 0 ms, the second 5 ms, the third

@@ -45,11 +45,10 @@ impl FromArgMatches for Events {
                 continue;
             }
             let refused = |message| Error::raw(ErrorKind::MissingRequiredArgument, message);
-            let last =
-                events.last_mut().ok_or_else(|| refused(format!("--{id} comes after the -e that it is for\n")))?;
+            let last = events.last_mut().ok_or_else(|| refused(format!("write --{id} after the -e of its event\n")))?;
             let place = if id == FILTER { &mut last.filter } else { &mut last.trigger };
             if place.replace(value.clone()).is_some() {
-                return Err(refused(format!("an event has one --{id} only\n")));
+                return Err(refused(format!("an event can have only one --{id}\n")));
             }
         }
         Ok(Events(events))

@@ -36,7 +36,7 @@ pub fn policy(text: &str) -> Result<Policy, String> {
             let (runtime, period) = rest.split_once(':').ok_or(wrong)?;
             let (runtime_ns, period_ns) = (length_ns(runtime)?, length_ns(period)?);
             if runtime_ns > period_ns {
-                return Err("the runtime of a deadline thread fits into its period".to_owned());
+                return Err("the runtime of a deadline thread must fit into its period".to_owned());
             }
             Ok(Policy::Deadline { runtime_ns, period_ns })
         }
