@@ -56,7 +56,7 @@ const MAX_OPEN: usize = 32;
 const MAX_OPEN_BYTES: u64 = 64 << 20;
 /// Time without use after which a symbolizer is closed.
 const OPEN_FOR: Duration = Duration::from_secs(10);
-/// Time between two snapshots from which symbolizers are closed after each: open ones of large files take tens of megabytes.
+/// Time between two snapshots from which each symbolizer is closed after use: open ones of large files take tens of megabytes.
 const CLOSED_BETWEEN: Duration = Duration::from_secs(5);
 /// CPU time for symbols of one snapshot, and of the first one. Files beyond it are symbolized at the next snapshot.
 const PER_SNAPSHOT_NS: u64 = 400_000_000;
@@ -138,6 +138,7 @@ impl FrameNames {
         // Files with few symbols take the least time.
         files.sort_by_key(|in_file| in_file.elf.as_ref().map_or(0, |elf| elf.names_bytes()));
         let mut is_whole = true;
+        let is_rare = self.looked_up.replace(began).is_some_and(|before| began - before >= CLOSED_BETWEEN);
         for FileOffsets { file, elf, shown, offsets } in files {
             let is_late = clock::thread_cpu_ns() - began_cpu_ns > max_ns;
             self.has_symbolized = true;
@@ -148,15 +149,15 @@ impl FrameNames {
                     self.kept_bytes +=
                         names.iter().flatten().map(|name| size_of::<String>() + name.len()).sum::<usize>();
                     file.names().extend(offsets.into_iter().zip(names));
+                    if is_rare {
+                        self.symbolizers.clear();
+                    }
                 }
                 None => {
                     file.fail();
                     is_whole = false;
                 }
             }
-        }
-        if self.looked_up.replace(began).is_some_and(|before| began - before >= CLOSED_BETWEEN) {
-            self.symbolizers.clear();
         }
         for (key, file, offset, shown) in locations {
             let name = file.names().get(&offset).cloned();
