@@ -91,7 +91,9 @@ pub fn format_span(ns: u64) -> String {
 
 /// Formats a duration that a person chose, as such a person would type it, e.g. `10ms`; others like [`format_ns`].
 pub fn format_round_ns(ns: u64) -> String {
-    const UNITS: [(u64, &str); 4] = [(1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "us"), (1, "ns")];
+    const S_NS: u64 = 1_000_000_000;
+    const UNITS: [(u64, &str); 6] =
+        [(3_600 * S_NS, "h"), (60 * S_NS, "m"), (S_NS, "s"), (1_000_000, "ms"), (1_000, "us"), (1, "ns")];
     let whole = UNITS.into_iter().find(|(unit_ns, _)| ns.is_multiple_of(*unit_ns) && ns > 0);
     match whole.map(|(unit_ns, unit)| (ns / unit_ns, unit)).filter(|(count, _)| *count < 10_000) {
         Some((count, unit)) => format!("{count}{unit}"),
@@ -219,6 +221,14 @@ mod tests {
             }
         }
         assert_eq!(parse_duration_ns("99999999999999d", None), Err(DurationError::TooLong));
+    }
+
+    #[test]
+    fn chosen_durations_are_printed_as_they_are_typed() {
+        for text in ["1h", "2m", "90s", "10ms", "1500us", "1ns"] {
+            assert_eq!(parse_duration_ns(text, None).map(format_round_ns).as_deref(), Ok(text));
+        }
+        assert_eq!(format_round_ns(1_234_567), "1.23ms");
     }
 
     #[test]
