@@ -126,19 +126,30 @@ impl ActorName {
     }
 
     /// Normalizes the name, so that threads of one pool, or of different runs, are equal: strips the TID, and replaces
-    /// numbers after a character that is neither letter nor digit. `kworker/0:1-events:77` becomes
-    /// `kworker/*:*-events`, `vda (read by dd:4711)` becomes `vda (read by dd)`.
+    /// numbers and hashes after a character that is neither letter nor digit. `kworker/0:1-events:77` becomes
+    /// `kworker/*:*-events`, `vda (read by dd:4711)` becomes `vda (read by dd)`, and `lto b1b1vzddrzc:5` `lto *`.
     pub fn alike(&self) -> Self {
-        let mut previous = None;
+        let mut begins_word = false;
         let mut normalized = |text: &str| {
             let mut normalized = String::with_capacity(text.len());
-            for c in text.chars() {
-                let is_within_number = previous == Some('*') && c.is_ascii_digit();
-                let begins_number = c.is_ascii_digit() && previous.is_some_and(|last: char| !last.is_alphanumeric());
-                if !is_within_number {
-                    previous = Some(if begins_number { '*' } else { c });
-                    normalized.extend(previous);
+            let mut rest = text;
+            while let Some(first) = rest.chars().next() {
+                let word = &rest[..rest.find(|c: char| !c.is_alphanumeric()).unwrap_or(rest.len())];
+                let (masked, length) = match word {
+                    "" => (None, first.len_utf8()),
+                    word if begins_word && is_hash(word) => (Some('*'), word.len()),
+                    word if begins_word && first.is_ascii_digit() => {
+                        (Some('*'), word.find(|c: char| !c.is_ascii_digit()).unwrap_or(word.len()))
+                    }
+                    word => (None, word.len()),
+                };
+                match masked {
+                    Some(mask) => normalized.push(mask),
+                    None => normalized.push_str(&rest[..length]),
                 }
+                // What follows a number within a word is the rest of the word.
+                begins_word = word.is_empty();
+                rest = &rest[length..];
             }
             normalized
         };
@@ -150,6 +161,13 @@ impl ActorName {
         });
         ActorName { before, named, after: normalized(&self.after) }
     }
+}
+
+/// Returns whether a word is a hash rather than a name: letters and digits, long, or shorter and hexadecimal.
+pub(crate) fn is_hash(word: &str) -> bool {
+    let has = |is: fn(&char) -> bool| word.chars().any(|c| is(&c));
+    let is_long = word.len() >= 10 || (word.len() >= 8 && word.chars().all(|c| c.is_ascii_hexdigit()));
+    is_long && has(char::is_ascii_digit) && has(char::is_ascii_alphabetic)
 }
 
 impl From<Named> for ActorName {
@@ -302,7 +320,11 @@ mod tests {
             ("dd:4711 (writes)", "dd (writes)"),
             ("259:3", "259:*"),
             ("run queue of CPU 12", "run queue of CPU *"),
-            ("opt 4lgyvyourp7:21840", "opt *lgyvyourp7"),
+            ("opt 4lgyvyourp7:21840", "opt *"),
+            ("lto b1b1vzddrzc:5", "lto *"),
+            ("pod-3f2a9c1b:5", "pod-*"),
+            ("jbd2/nvme0n1p1-8:5", "jbd2/nvme0n1p1-*"),
+            ("docker-proxy:5", "docker-proxy"),
             ("cc1:5", "cc1"),
             ("2to3", "2to3"),
             ("", ""),

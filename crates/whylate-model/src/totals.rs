@@ -118,9 +118,22 @@ impl Group {
             Some(id) => Group { container: id.clone(), path: String::new() },
             // A cgroup that is gone has an ID in place of its path, which would be a new label each time.
             None if !cgroup.path.starts_with('/') => Group { container: String::new(), path: "unknown".to_owned() },
-            None => Group { container: String::new(), path: label(&cgroup.path) },
+            None => Group { container: String::new(), path: label(&without_runs(&cgroup.path)) },
         }
     }
+}
+
+/// Returns a path in which all sessions are one, and all transient units of systemd-run: each has a new name.
+fn without_runs(path: &str) -> String {
+    let component = |name: &str| {
+        let runs = ["session-", "run-"].into_iter().find(|start| name.starts_with(start));
+        let suffix = [".scope", ".service"].into_iter().find(|end| name.ends_with(end));
+        match (runs, suffix) {
+            (Some(start), Some(end)) => format!("{start}*{end}"),
+            _ => name.to_owned(),
+        }
+    };
+    path.split('/').map(component).collect::<Vec<_>>().join("/")
 }
 
 /// Returns printable text of bounded length.
@@ -235,6 +248,15 @@ mod tests {
         };
         let labels = [(CGROUP.to_owned(), "/victim.service".to_owned())].into();
         LateEvent { latency_ns, causes: causes.iter().map(of).collect(), labels, ..LateEvent::default() }
+    }
+
+    #[test]
+    fn each_session_and_run_is_no_series_of_its_own() {
+        let path = |path| Group::new(&Cgroup::new(path)).path;
+        assert_eq!(path("/user.slice/user-0.slice/session-123.scope"), "/user.slice/user-0.slice/session-*.scope");
+        assert_eq!(path("/system.slice/run-u42.service"), "/system.slice/run-*.service");
+        assert_eq!(path("/system.slice/session-cleaner"), "/system.slice/session-cleaner");
+        assert_eq!(path("/system.slice/runner.service"), "/system.slice/runner.service");
     }
 
     #[test]

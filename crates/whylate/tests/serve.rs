@@ -70,6 +70,7 @@ fn other_requests_are_refused_with_a_reason() -> Result<()> {
         ("GET /-/healthy HTTP/1.1\r\n\r\n", 200),
         ("GET /-/ready HTTP/1.1\r\n\r\n", 200),
         ("GET / HTTP/1.0\r\n\r\n", 200),
+        ("GET http://web1:9797/-/healthy HTTP/1.1\r\n\r\n", 200),
         ("GET /etc/passwd HTTP/1.1\r\n\r\n", 404),
         ("DELETE /metrics HTTP/1.1\r\n\r\n", 405),
         ("POST /-/keep HTTP/1.1\r\nContent-Length: 0\r\n\r\n", 403),
@@ -79,6 +80,13 @@ fn other_requests_are_refused_with_a_reason() -> Result<()> {
     ] {
         let reply = request(&served, sent.as_bytes())?;
         ensure!(reply.status == status, "{sent:?}: {reply:?}");
+    }
+    let refused = request(&served, b"POST /metrics HTTP/1.1\r\n\r\n")?;
+    ensure!(refused.field("Allow") == "GET, HEAD", "{refused:?}");
+    let served = Served::replay(RECORDING, &["--no-debug"])?;
+    for path in ["/debug/report?seconds=1", "/debug/pprof/offcpu?seconds=1"] {
+        let reply = get(&served, path, "")?;
+        ensure!(reply.status == 404 && reply.text().contains("--no-debug"), "{reply:?}");
     }
     let long = format!("GET /metrics HTTP/1.1\r\nA: {}\r\n\r\n", "x".repeat(9_000));
     ensure!(request(&served, long.as_bytes())?.status == 431);

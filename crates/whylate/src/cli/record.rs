@@ -27,7 +27,7 @@ use crate::engine::ticks::{Sink, Tick, drive};
 use crate::engine::watch::Watch;
 use crate::render::extension::{Extension, chosen};
 use crate::store::destination::Store;
-use crate::store::recorder::{Recorder, say_recorded};
+use crate::store::recorder::{PRESSURE, Recorder, say_recorded};
 use crate::store::{DirectoryStore, EXTENSION, FileStore, Retention, RingStore, When, about};
 
 /// Default of `--min-free`.
@@ -246,7 +246,7 @@ impl Triggers {
         let mut fired: Vec<KeptLine> = is_asked.then(|| reason("signal", String::new())).into_iter().collect();
         self.pressure.retain_mut(|trigger| match trigger.exceeded() {
             Ok(pressure) => {
-                fired.extend(pressure.map(|pressure| reason("pressure", pressure)));
+                fired.extend(pressure.map(|pressure| reason(PRESSURE, pressure)));
                 true
             }
             Err(problem) => {

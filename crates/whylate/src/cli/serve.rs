@@ -28,7 +28,7 @@ use crate::engine::watch::{Ended, Watch};
 use crate::render::metrics::{Own, Pages};
 use crate::serve::cost::{self, Cost};
 use crate::serve::listener::{Address, Listener};
-use crate::serve::{Published, Server};
+use crate::serve::{Offers, Published, Server};
 use crate::store::Recorder;
 use crate::store::play::Recording;
 
@@ -54,6 +54,9 @@ pub struct Arguments {
     /// Address to listen on, with its port, or unix:PATH; repeat it for more addresses [default: 127.0.0.1:9797, or the sockets that systemd passes]
     #[arg(long, value_name = "ADDRESS")]
     listen: Vec<Address>,
+    /// Make no profiles and no reports: /debug/ is not found
+    #[arg(long)]
+    no_debug: bool,
     /// Only these sources, e.g. wq,offcpu
     #[arg(long, value_name = "SOURCES", value_delimiter = ',', value_parser = source)]
     sources: Vec<String>,
@@ -164,8 +167,8 @@ fn live(arguments: &Arguments, listeners: Vec<Listener>, names: &[String]) -> an
     let mut exporter = Exporter::new(clock::unix_ns(), attached, arguments.why, interval);
     (exporter.recorder, exporter.triggers) = (recorder, Some(triggers));
     exporter.publish(false)?;
-    let can_keep = arguments.kept.has_ring();
-    let server = Server::start(listeners, Arc::clone(&exporter.published), can_keep)?;
+    let offers = Offers { can_keep: arguments.kept.has_ring(), has_debug: !arguments.no_debug };
+    let server = Server::start(listeners, Arc::clone(&exporter.published), offers)?;
     notify_ready();
     say!("whylate: serving at {} (Ctrl-C ends it)", names.join(", "));
     let driven = drive(&mut live, &mut exporter);
@@ -195,7 +198,8 @@ fn replay(
     let end = arguments.duration.and_then(|ns| Instant::now().checked_add(Duration::from_nanos(ns)));
     exporter.replayed = Some(Replayed { watch, speed: recording.speed.unwrap_or(1.0), end, is_over: false });
     exporter.publish(false)?;
-    let server = Server::start(listeners, Arc::clone(&exporter.published), false)?;
+    let offers = Offers { can_keep: false, has_debug: !arguments.no_debug };
+    let server = Server::start(listeners, Arc::clone(&exporter.published), offers)?;
     say!("whylate: serving at {} (Ctrl-C ends it)", names.join(", "));
     drive(&mut replay, &mut exporter)?;
     replay.finish()?;

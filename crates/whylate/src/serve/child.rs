@@ -4,7 +4,7 @@
 
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, Write as _};
-use std::os::unix::fs::DirBuilderExt as _;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child as Process, Command, Stdio};
@@ -15,7 +15,8 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, bail};
-use rustix::process::{Pid, Signal, getpid, kill_process};
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal, geteuid, getpid, kill_process, test_kill_process};
 use whylate_sources::kernel::credentials::end_with_this_thread;
 use whylate_sources::kernel::least_privilege::pass_capabilities_on;
 
@@ -83,13 +84,31 @@ impl Scratch {
         // Others may have made a name in /tmp: `mkdir` takes none that exists.
         for _ in 0..100 {
             let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-            let path = parent.join(format!("whylate-serve-{}-{number}", getpid().as_raw_nonzero()));
+            let path = parent.join(format!("{SCRATCH}{}-{number}", getpid().as_raw_nonzero()));
             match DirBuilder::new().mode(0o700).create(&path) {
                 Ok(()) => return Ok(Scratch(path)),
                 Err(error) => last = Some(error),
             }
         }
         Err(last.unwrap_or_else(|| io::ErrorKind::Other.into()))
+    }
+}
+
+/// Start of the names of such directories. The PID of the server follows.
+const SCRATCH: &str = "whylate-serve-";
+
+/// Removes the directories of servers that were killed.
+pub fn remove_left_behind() {
+    let Ok(entries) = fs::read_dir(std::env::temp_dir()) else { return };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let pid = name.to_str().and_then(|name| name.strip_prefix(SCRATCH)?.split_once('-')?.0.parse::<i32>().ok());
+        let Some(pid) = pid.and_then(Pid::from_raw) else { continue };
+        // Another user may have chosen the name.
+        let is_own = entry.metadata().is_ok_and(|of| of.is_dir() && of.uid() == geteuid().as_raw());
+        if is_own && test_kill_process(pid) == Err(Errno::SRCH) {
+            let _ = fs::remove_dir_all(entry.path());
+        }
     }
 }
 

@@ -34,8 +34,10 @@ const AT_ONCE: usize = 16;
 const PAUSE: Duration = Duration::from_millis(100);
 /// Time in which a request has to arrive, and its reply to be read.
 const DEADLINE: Duration = Duration::from_secs(5);
-/// A tick that is later than this many intervals makes the server unhealthy.
+/// A tick that is later than this many intervals, and than this time, makes the server unhealthy. A busy machine delays
+/// ticks by seconds.
 const STALE_INTERVALS: u32 = 3;
+const MIN_STALE: Duration = Duration::from_secs(30);
 
 /// What the measuring thread publishes for the server.
 #[derive(Debug, Default)]
@@ -62,7 +64,7 @@ impl Published {
     /// Publishes metrics: of an interval that has ended, or of none yet. Replaced after `interval`; without one, they stay.
     pub fn publish(&self, pages: Pages, is_ready: bool, interval: Option<Duration>) {
         *locked(&self.pages) = Arc::new(pages);
-        let lasts = |interval: Duration| interval.saturating_mul(STALE_INTERVALS);
+        let lasts = |interval: Duration| interval.saturating_mul(STALE_INTERVALS).max(MIN_STALE);
         *locked(&self.stale) = interval.and_then(|interval| Instant::now().checked_add(lasts(interval)));
         self.is_ready.store(is_ready, Ordering::Relaxed);
     }
@@ -88,6 +90,15 @@ impl Published {
     }
 }
 
+/// What the server does beside metrics.
+#[derive(Clone, Copy, Debug)]
+pub struct Offers {
+    /// There is a recording to keep.
+    pub can_keep: bool,
+    /// It makes profiles and reports.
+    pub has_debug: bool,
+}
+
 /// The server's thread. Dropping the server ends it.
 #[derive(Debug)]
 pub struct Server {
@@ -96,11 +107,11 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts to serve. `can_keep` says whether there is a recording to keep.
+    /// Starts to serve `offers`.
     ///
     /// # Errors
     /// Fails if no thread can be started.
-    pub fn start(listeners: Vec<Listener>, published: Arc<Published>, can_keep: bool) -> anyhow::Result<Self> {
+    pub fn start(listeners: Vec<Listener>, published: Arc<Published>, offers: Offers) -> anyhow::Result<Self> {
         let (stop, stopped) = UnixStream::pair().context("no descriptor is left")?;
         let (wake, woken) = UnixStream::pair().context("no descriptor is left")?;
         woken.set_nonblocking(true)?;
@@ -110,7 +121,7 @@ impl Server {
         let mut state = State {
             listeners,
             published,
-            can_keep,
+            offers,
             connections: VecDeque::new(),
             child: None,
             wake: Arc::new(wake),
@@ -118,6 +129,7 @@ impl Server {
             stopped,
             accepts_at: None,
         };
+        child::remove_left_behind();
         let thread = thread::Builder::new().name("whylate-serve".to_owned()).spawn(move || state.run())?;
         Ok(Server { stop, thread: Some(thread) })
     }
@@ -135,7 +147,7 @@ impl Drop for Server {
 struct State {
     listeners: Vec<Listener>,
     published: Arc<Published>,
-    can_keep: bool,
+    offers: Offers,
     /// Oldest first.
     connections: VecDeque<Connection>,
     /// The process that makes a profile or a report, of which there is one at a time.
@@ -274,6 +286,9 @@ impl State {
             }
             (Method::Get | Method::Head, "/-/ready") => self.health(),
             (Method::Get | Method::Head, "/") => Reply::text(Status::Ok, INDEX),
+            (Method::Get, "/debug/pprof/offcpu" | "/debug/report") if !self.offers.has_debug => {
+                Reply::text(Status::NotFound, "profiles and reports are disabled (--no-debug)\n")
+            }
             (Method::Get, path @ ("/debug/pprof/offcpu" | "/debug/report")) => match self.start_child(path, request) {
                 Ok(deadline) => return connection.wait(deadline),
                 Err(reply) => reply,
@@ -281,7 +296,7 @@ impl State {
             (Method::Post, "/-/keep") if !connection.is_local() => {
                 Reply::text(Status::Forbidden, "only over the Unix socket\n")
             }
-            (Method::Post, "/-/keep") if !self.can_keep => Reply::text(
+            (Method::Post, "/-/keep") if !self.offers.can_keep => Reply::text(
                 Status::NotFound,
                 "no flight recorder is running: start whylate serve with --record DIR/ --ring TIME\n",
             ),
@@ -289,9 +304,9 @@ impl State {
                 self.published.is_asked_to_keep.store(true, Ordering::Relaxed);
                 Reply::text(Status::Ok, "a file will be written\n")
             }
-            (_, "/-/keep" | "/metrics" | "/-/healthy" | "/-/ready" | "/" | "/debug/pprof/offcpu" | "/debug/report") => {
-                Reply::short(Status::MethodNotAllowed)
-            }
+            (_, "/-/keep") => Reply::not_allowed("POST"),
+            (_, "/debug/pprof/offcpu" | "/debug/report") => Reply::not_allowed("GET"),
+            (_, "/metrics" | "/-/healthy" | "/-/ready" | "/") => Reply::not_allowed("GET, HEAD"),
             _ => Reply::text(Status::NotFound, INDEX),
         };
         let reply = if request.method == Method::Head { reply.without_body() } else { reply };
@@ -300,17 +315,9 @@ impl State {
 
     fn health(&self) -> Reply {
         if self.published.are_stale() {
-            return Reply::text(
-                Status::Unavailable,
-                "no interval has ended for long
-",
-            );
+            return Reply::text(Status::Unavailable, "no interval has ended for long\n");
         }
-        Reply::text(
-            Status::Ok,
-            "ok
-",
-        )
+        Reply::text(Status::Ok, "ok\n")
     }
 
     /// Starts the process that makes a profile or a report. Returns when its reply is due at the latest.

@@ -77,6 +77,11 @@ impl Request {
             _ => Method::Other,
         };
         let target = parsed.path.unwrap_or_default();
+        // A request to a proxy has the whole address (RFC 9112, 3.2.2).
+        let target = match target.strip_prefix("http://") {
+            Some(address) => address.find('/').map_or("/", |at| &address[at..]),
+            None => target,
+        };
         let (path, query) = target.split_once('?').unwrap_or((target, ""));
         // A list of several fields is one list (RFC 9110, 5.3).
         let accept = parsed.headers.iter().filter(|field| field.name.eq_ignore_ascii_case("accept"));
@@ -134,6 +139,13 @@ impl Reply {
     /// Replies with text.
     pub fn text(status: Status, text: &str) -> Self {
         Reply::new(status, "text/plain; charset=utf-8", Body::Own(text.as_bytes().to_vec()))
+    }
+
+    /// Replies that only these methods are allowed.
+    pub fn not_allowed(methods: &str) -> Self {
+        let reply = Reply::short(Status::MethodNotAllowed);
+        let head = String::from_utf8_lossy(&reply.head).replacen("\r\n", &format!("\r\nAllow: {methods}\r\n"), 1);
+        Reply { head: head.into_bytes(), ..reply }
     }
 
     /// Replies with a status alone.

@@ -9,6 +9,17 @@ use whylate_sources::kernel::clock;
 
 use super::{about, frames};
 
+/// Reason to write a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trigger {
+    /// A late event with this latency, in nanoseconds.
+    Late(u64),
+    /// Pressure (PSI).
+    Pressure,
+    /// A person or a program that asks for it: by a signal, or over the socket.
+    Request,
+}
+
 /// Receives the output of a recorder: the bytes of each frame as they come, then its index.
 pub trait Store: Send {
     /// Begins a frame. A new file begins with a frame that has the header.
@@ -26,9 +37,9 @@ pub trait Store: Send {
     /// Ends the recording.
     fn finish(&mut self) -> io::Result<()>;
 
-    /// Notes a reason to write a file: a late event of this latency, or with `None` a request. Returns whether the
-    /// recording is to state the reason: each request, and the first late event since the last frame.
-    fn trigger(&mut self, _latency_ns: Option<u64>) -> bool {
+    /// Notes a reason to write a file. Returns whether the recording is to state the reason: each request and each time of
+    /// pressure, and the first late event since the last frame.
+    fn trigger(&mut self, _by: Trigger) -> bool {
         false
     }
 

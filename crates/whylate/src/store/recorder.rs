@@ -18,7 +18,7 @@ use whylate_model::recording::{Clock, Frame, Gap, Header, Index, Kept, Line};
 use whylate_model::units::{format_ns, printable};
 use whylate_sources::kernel::clock;
 
-use super::destination::Store;
+use super::destination::{Store, Trigger};
 use super::{about, frames};
 use crate::say::quoted;
 use crate::store::late_buffer::{Keep, LateBuffer};
@@ -35,6 +35,8 @@ const CLOCK_EVERY_NS: u64 = 60_000_000_000;
 const STEP_NS: u64 = 100_000_000;
 /// Maximum number of late events and stacks that wait for a disk or a screen.
 pub const MAX_QUEUED: usize = 100_000;
+/// Kind of a reason to write a file: pressure, not a request.
+pub const PRESSURE: &str = "pressure";
 /// Maximum number of requests for a file that one tick states.
 const MAX_REQUESTS: usize = 16;
 /// Maximum number of other lines that are held while nothing can be written.
@@ -313,7 +315,8 @@ impl Writer {
         let start_ns = start_unix_ns_of(&lines);
         let requests = self.status.requests.lock().map(|mut requests| std::mem::take(&mut *requests));
         for request in requests.unwrap_or_default() {
-            if self.store.trigger(None) {
+            let by = if request.reason == PRESSURE { Trigger::Pressure } else { Trigger::Request };
+            if self.store.trigger(by) {
                 lines.push(Line::Kept(request));
             }
         }
@@ -371,7 +374,7 @@ impl Writer {
         let snapshots = lines.iter().filter_map(|line| if let Line::Snapshot(of) = line { Some(of) } else { None });
         let events = snapshots.flat_map(|snapshot| snapshot.late.iter().map(|event| (&snapshot.source, event)));
         let mut late = events.filter(|(_, event)| is_late(event));
-        let (source, event) = late.find(|(_, event)| self.store.trigger(Some(event.latency_ns)))?;
+        let (source, event) = late.find(|(_, event)| self.store.trigger(Trigger::Late(event.latency_ns)))?;
         let cause = event.causes.iter().max_by_key(|cause| cause.ns);
         let cause = cause.map_or_else(String::new, |cause| format!(", mostly {} {}", cause.kind.name(), cause.who));
         let detail = format!("{source}: {} waited {}{cause}", event.subject, format_ns(event.latency_ns));

@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use whylate_model::recording::{Header, Index};
 use whylate_sources::kernel::clock;
 
-use super::destination::Store;
+use super::destination::{Store, Trigger};
 use super::directory::DirectoryStore;
 
 /// Maximum memory for frames, whatever time span they are to cover.
@@ -28,7 +28,7 @@ pub struct When {
     pub after_ns: u64,
     /// Minimum latency of a late event that triggers a file. `None` for signals only.
     pub late_from_ns: Option<u64>,
-    /// Maximum number of files per hour.
+    /// Maximum number of files per hour, without those that were requested.
     pub files_an_hour: u32,
 }
 
@@ -42,10 +42,16 @@ pub struct RingStore {
     kept_bytes: usize,
     current: Vec<u8>,
     is_triggered: bool,
+    /// Whether a file was requested, which the maximum does not limit.
+    is_requested: bool,
     /// End of the current file, on CLOCK_MONOTONIC.
     writes_until_ns: Option<u64>,
-    /// Start times of the files of the last hour.
+    /// Start time of the latest file.
+    began_ns: u64,
+    /// Start times of the files of the last hour that were not requested.
     started_ns: VecDeque<u64>,
+    /// Whether it was said that there were too many files, since the last one.
+    has_said_limit: bool,
     /// Reason why something was not written, until `take_problem`.
     problem: Option<String>,
 }
@@ -60,6 +66,9 @@ impl RingStore {
             kept_bytes: 0,
             current: Vec::new(),
             is_triggered: false,
+            is_requested: false,
+            began_ns: 0,
+            has_said_limit: false,
             writes_until_ns: None,
             started_ns: VecDeque::new(),
             problem: None,
@@ -129,20 +138,27 @@ impl Store for RingStore {
         let now_ns = clock::monotonic_ns();
         if std::mem::take(&mut self.is_triggered) {
             let until_ns = now_ns.saturating_add(self.when.after_ns);
+            let is_requested = std::mem::take(&mut self.is_requested);
             let may_start_file = self.may_start_file(now_ns);
             match &mut self.writes_until_ns {
                 Some(writes_until_ns) => {
-                    let started_ns = self.started_ns.back().copied().unwrap_or(now_ns);
-                    let max_ns = started_ns.saturating_add(self.when.after_ns.saturating_mul(MAX_AFTER));
+                    let max_ns = self.began_ns.saturating_add(self.when.after_ns.saturating_mul(MAX_AFTER));
                     *writes_until_ns = until_ns.min(max_ns);
                 }
-                None if may_start_file => {
-                    self.started_ns.push_back(now_ns);
-                    self.writes_until_ns = Some(until_ns);
+                None if is_requested || may_start_file => {
+                    if !is_requested {
+                        self.started_ns.push_back(now_ns);
+                        self.has_said_limit = false;
+                    }
+                    (self.began_ns, self.writes_until_ns) = (now_ns, Some(until_ns));
                 }
+                // It is said once.
+                None if self.has_said_limit => {}
                 None => {
                     let max = self.when.files_an_hour;
-                    self.problem = Some(format!("no file was written: there were {max} in an hour (--files-per-hour)"));
+                    let problem = "no file is written until one is older than an hour: there were";
+                    self.problem = Some(format!("{problem} {max} (--files-per-hour); requests are still granted"));
+                    self.has_said_limit = true;
                 }
             }
         }
@@ -169,15 +185,17 @@ impl Store for RingStore {
         self.current.clear();
     }
 
-    fn trigger(&mut self, latency_ns: Option<u64>) -> bool {
-        let is_stated = match latency_ns {
-            Some(latency_ns) => {
+    fn trigger(&mut self, by: Trigger) -> bool {
+        let is_stated = match by {
+            Trigger::Late(latency_ns) => {
                 !self.is_triggered && self.when.late_from_ns.is_some_and(|from_ns| latency_ns >= from_ns)
             }
-            None => true,
+            Trigger::Pressure | Trigger::Request => true,
         };
         self.is_triggered |= is_stated;
-        is_stated && (self.writes_until_ns.is_some() || self.may_start_file(clock::monotonic_ns()))
+        self.is_requested |= by == Trigger::Request;
+        let may_start = || self.is_requested || self.writes_until_ns.is_some();
+        is_stated && (may_start() || self.may_start_file(clock::monotonic_ns()))
     }
 
     fn take_problem(&mut self) -> Option<String> {
@@ -239,20 +257,28 @@ mod tests {
         let when = When { before_ns: 10 * SECOND_NS, after_ns: 0, late_from_ns, files_an_hour: 2 };
         let mut ring = RingStore::new(when, store);
         (0..30).for_each(|second| write_frame(&mut ring, second));
-        assert!(!ring.trigger(Some(99)) && !ring.wants_end() && ring.files().is_empty());
-        assert!(ring.trigger(Some(100)) && ring.wants_end());
-        assert!(!ring.trigger(Some(100)) && ring.trigger(None), "the first late event and each request are stated");
+        let late = Trigger::Late;
+        assert!(!ring.trigger(late(99)) && !ring.wants_end() && ring.files().is_empty());
+        assert!(ring.trigger(late(100)) && ring.wants_end());
+        let is_stated = !ring.trigger(late(100)) && ring.trigger(Trigger::Pressure);
+        assert!(is_stated, "the first late event and each time of pressure are stated");
         write_frame(&mut ring, 30);
         assert_eq!(ring.files().len(), 1);
         assert_eq!(frames_of(&ring.files()[0]), 11, "of the seconds 20 to 30");
         // Files do not overlap, and their number per hour is limited.
         write_frame(&mut ring, 31);
-        ring.trigger(None);
+        ring.trigger(Trigger::Pressure);
         write_frame(&mut ring, 32);
         assert_eq!((ring.files().len(), frames_of(&ring.files()[1])), (2, 2));
-        ring.trigger(None);
+        assert!(!ring.trigger(Trigger::Pressure));
         write_frame(&mut ring, 33);
         assert_eq!(ring.files().len(), 2);
-        assert!(ring.take_problem().is_some_and(|problem| problem.contains("2 in an hour")));
+        assert!(ring.take_problem().is_some_and(|problem| problem.contains("there were 2 (--files-per-hour)")));
+        ring.trigger(Trigger::Pressure);
+        write_frame(&mut ring, 34);
+        assert_eq!((ring.files().len(), ring.take_problem()), (2, None), "it is said once");
+        assert!(ring.trigger(Trigger::Request), "a request is always granted");
+        write_frame(&mut ring, 35);
+        assert_eq!(ring.files().len(), 3);
     }
 }
