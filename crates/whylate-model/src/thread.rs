@@ -135,17 +135,18 @@ impl ActorName {
             let mut rest = text;
             while let Some(first) = rest.chars().next() {
                 let word = &rest[..rest.find(|c: char| !c.is_alphanumeric()).unwrap_or(rest.len())];
-                let (masked, length) = match word {
-                    "" => (None, first.len_utf8()),
-                    word if begins_word && is_hash(word) => (Some('*'), word.len()),
+                let (is_masked, length) = match word {
+                    "" => (false, first.len_utf8()),
+                    word if begins_word && is_hash(word) => (true, word.len()),
                     word if begins_word && first.is_ascii_digit() => {
-                        (Some('*'), word.find(|c: char| !c.is_ascii_digit()).unwrap_or(word.len()))
+                        (true, word.find(|c: char| !c.is_ascii_digit()).unwrap_or(word.len()))
                     }
-                    word => (None, word.len()),
+                    word => (false, word.len()),
                 };
-                match masked {
-                    Some(mask) => normalized.push(mask),
-                    None => normalized.push_str(&rest[..length]),
+                if !is_masked {
+                    normalized.push_str(&rest[..length]);
+                } else if !normalized.ends_with('*') {
+                    normalized.push('*');
                 }
                 // What follows a number within a word is the rest of the word.
                 begins_word = word.is_empty();
