@@ -77,6 +77,7 @@ fn refusals_say_what_to_write() -> Result<()> {
         (&["block", "-d", "sda"], "name a disk with --disk"),
         (&["wq", "--by", "cgroup"], "--rank-by ranks the culprits of late events: give --why with it"),
         (&["offcpu", "--rank-by", "name"], "--rank-by ranks the culprits of late events: give --why with it"),
+        (&["--cgroup", "/"], "every thread is in cgroup /: omit --cgroup"),
         (&["-p", "1", "--json", "--rank-by", "cgroup"], "--json has the causes of each wait, unranked: omit --rank-by"),
         (&["-p", "1", "--fail-if-late"], "--fail-if-late judges the whole machine: omit it, or -p"),
         (&["offcputime", "-p", "1", "10"], "offcputime (bcc) is not a whylate command: use `whylate offcpu -d 10s`"),

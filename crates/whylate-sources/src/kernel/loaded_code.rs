@@ -199,8 +199,12 @@ impl<Names: Clone> LoadedCode<Names> {
     pub(crate) fn belongs(&self, address: u64, function: &str, begins: u64) -> bool {
         let mut modules = self.modules.iter().filter(|module| module.range.contains(&begins)).peekable();
         match function {
-            // Without the privilege to list programs, there are none.
-            _ if is_program(function) => self.programs.is_empty() || self.program_at(address).is_some(),
+            // Without the privilege to list programs, there are none. A program that was loaded since the symbols were read
+            // is not the one before it.
+            _ if is_program(function) => {
+                let is_same = |program: &Piece| program.range.contains(&begins);
+                self.programs.is_empty() || self.program_at(address).is_some_and(is_same)
+            }
             _ if function.starts_with("bpf_trampoline_") => address.abs_diff(begins) < TRAMPOLINE_BYTES,
             _ if address.abs_diff(begins) >= MAX_FUNCTION_BYTES => false,
             _ => modules.peek().is_none() || modules.any(|module| module.range.contains(&address)),

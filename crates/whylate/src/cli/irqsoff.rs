@@ -4,7 +4,6 @@
 use std::path::PathBuf;
 
 use clap::{ArgGroup, Args};
-use whylate_model::culprits::By;
 use whylate_model::late::Thresholds;
 use whylate_model::sources::IRQSOFF;
 use whylate_sources::irqsoff::{IrqsoffOptions, What, console_level};
@@ -47,7 +46,7 @@ examples:
     whylate import trace.txt")]
 #[command(
     group = ArgGroup::new("late_lengths").args(["slower", "why"]).multiple(true),
-    mut_arg("rank_by", |by| by.help("With --why: also rank the culprits")),
+    mut_arg("rank_by", |by| by.help("With --why: how culprits are ranked [default: name]")),
     mut_arg("worst", |worst| worst.help("Print the N longest times with interrupts off, with their stacks, at each output [default: 1, or none if lines are printed live]"))
 )]
 pub struct Arguments {
@@ -109,7 +108,7 @@ impl Arguments {
             is_import: false,
             lines_from_ns: self.lines().then(|| self.lines_from_ns()),
             worst: self.worst(),
-            rank_by: self.rank.rank_by.map(By::from),
+            rank_by: self.thresholds().explain_ns.map(|_| self.rank.into()),
             from_ns: self.options().from_ns,
             is_verbose: self.verbosity.verbose,
         }

@@ -158,7 +158,8 @@ fn live(arguments: &Arguments) -> anyhow::Result<Option<Overview>> {
     if live.is_output_closed() {
         return Ok(None);
     }
-    results.progress.iter().for_each(|(progress, ..)| progress.show("detaching"));
+    // The end of a recording is said below the progress.
+    results.progress.iter().for_each(|(progress, ..)| progress.clear());
     live.finish()?;
     Ok(Some(results.finish(header)))
 }

@@ -61,8 +61,11 @@ impl Of {
     /// Returns the program given on the command line, if any.
     ///
     /// # Errors
-    /// Fails if the process does not exist.
+    /// Fails if the process does not exist, or for the root cgroup, which has every thread.
     pub fn present(&self) -> anyhow::Result<Option<Program>> {
+        if self.cgroup.as_deref() == Some("/") {
+            return Err(UsageError(anyhow!("every thread is in cgroup /: omit --cgroup")).into());
+        }
         super::present(self.pid)?;
         Ok(self.recorded())
     }

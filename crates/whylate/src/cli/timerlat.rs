@@ -209,7 +209,7 @@ struct Common {
     /// Explain each activation with at least this latency as it happens, without stopping (e.g. 200us)
     #[arg(long, value_name = "LATENCY", group = "explained", value_parser = duration_ns)]
     why: Option<u64>,
-    /// With --why: also rank the culprits, at the end
+    /// With --why: how culprits are ranked, at the end [default: name]
     #[arg(long, value_enum, value_name = "WHAT", requires = "why", conflicts_with = "json")]
     rank_by: Option<RankBy>,
     /// Print one JSON object per line (each second; for hist and top -q, only at the end)

@@ -41,7 +41,11 @@ impl ProgramFilter {
     /// Derives the filter from labels; `None` if they name no process and no thread.
     pub fn from_labels(labels: &Labels) -> Option<Self> {
         // PID 0: an interrupt.
-        let pid = PIDS.iter().find_map(|name| labels.get(*name)?.parse().ok().filter(|pid| *pid != 0));
+        let pids: Vec<u32> = PIDS.iter().filter_map(|name| labels.get(*name)?.parse().ok()).collect();
+        if !pids.is_empty() && pids.iter().all(|pid| *pid == 0) {
+            return None;
+        }
+        let pid = pids.into_iter().find(|pid| *pid != 0);
         let by_name = || labels.get("process").cloned().map(Program::Name);
         let threads = || THREADS.iter().find_map(|name| labels.get(*name)).cloned().map(ProgramFilter::Threads);
         pid.map(Program::Process).or_else(by_name).map(ProgramFilter::Program).or_else(threads)

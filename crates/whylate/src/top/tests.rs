@@ -436,7 +436,7 @@ fn ranks_culprits_as_asked() {
         cgroup: Some(Cgroup::new(pod)),
         ..Cause::new(CauseKind::Thread, ActorName::thread("dd", number), 900 * MS)
     };
-    for (by, first, threads) in [(By::Culprit, "thread dd:1", 1), (By::Cgroup, "thread /pod1", 2)] {
+    for (by, first, threads) in [(By::Culprit, "thread dd:1", 1), (By::Cgroup, "threads of cgroup /pod1", 2)] {
         let mut state = state(Glyphs::Ascii, 10, 120, 40);
         state.window.rank_by = by;
         let mut wq = snapshot(&WQ, 10);

@@ -4,6 +4,7 @@
 use std::io::Write;
 
 use jiff::tz::TimeZone;
+use whylate_model::culprits::By;
 use whylate_model::sources::TIMERLAT;
 use whylate_model::{Culprits, LateEvent, Snapshot, TopN};
 use whylate_sources::timerlat::Stop;
@@ -12,10 +13,10 @@ use super::screen::Screen;
 use super::{Plan, View};
 use crate::cli::{LATE, SUCCESS};
 use crate::render::json::JsonLines;
-use crate::render::text::{Output as _, footer, why};
 use crate::render::text::timerlat::hist::{self, HistogramOptions};
 use crate::render::text::timerlat::total::{THREAD, Total};
 use crate::render::text::timerlat::{late, percentiles, top, verdict};
+use crate::render::text::{Output as _, footer, why};
 use crate::store::late_buffer::{Keep, LateBuffer};
 
 /// Sums and worst activations since the start, and what the next output has.
@@ -44,7 +45,7 @@ impl<'a> Figures<'a> {
             zone: TimeZone::system(),
             total: Total::default(),
             worst: TopN::new(worst.unwrap_or(0)),
-            culprits: plan.common.rank_by.map(|by| Culprits::by(by.into())),
+            culprits: plan.common.why.map(|_| Culprits::by(plan.common.rank_by.map_or(By::Name, By::from))),
             pending: LateBuffer::new(Keep::worst(worst.filter(|_| plan.common.why.is_none()))),
             latest: None,
             has_user: false,

@@ -12,7 +12,7 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use jiff::tz::TimeZone;
 use serde::Serialize;
-use whylate_model::culprits::Culprit;
+use whylate_model::culprits::{By, Culprit};
 use whylate_model::overview::SourceSummary;
 use whylate_model::sources::{Merging, PRESENT, SHARED, lost_events};
 use whylate_model::{ActorName, CauseKind, Histogram, Labels, Series, Snapshot};
@@ -268,7 +268,9 @@ fn data<'a>(report: &Report, command: &'a str) -> Data<'a> {
         (relative(slot.start_unix_ns), relative(slot.end_unix_ns), x, end, stamp(from_ns), stamp(to_ns))
     });
     let selected = selected_culprits(report);
-    let listed: HashSet<Who<'_>> = selected.iter().map(|culprit| who(culprit)).collect();
+    let keys: Vec<ActorName> = selected.iter().map(|culprit| key(report, culprit)).collect();
+    let whos: Vec<Who<'_>> = selected.iter().zip(&keys).map(|(culprit, name)| (culprit.kind, name)).collect();
+    let listed: HashSet<Who<'_>> = whos.iter().copied().collect();
     let mut others: BTreeMap<u32, u64> = BTreeMap::new();
     for (_, slot, ns) in report.culprits.by_slot().filter(|(who, ..)| who.is_none_or(|who| !listed.contains(&who))) {
         others.entry(slot).or_default().add(&ns);
@@ -277,12 +279,10 @@ fn data<'a>(report: &Report, command: &'a str) -> Data<'a> {
     names_in_order.sort_unstable();
     let culprits: Vec<CulpritData> = selected
         .iter()
-        .map(|culprit| {
-            let rank = names_in_order.binary_search(&who(culprit)).unwrap_or(0);
-            culprit_data(report, culprit, rank)
-        })
+        .zip(&whos)
+        .map(|(culprit, of)| culprit_data(report, culprit, of.1, names_in_order.binary_search(of).unwrap_or(0)))
         .collect();
-    let late = late_data(report, &selected, base_ns, &mut names);
+    let late = late_data(report, &whos, base_ns, &mut names);
     Data {
         schema: SCHEMA,
         base_ns: base_ns.to_string(),
@@ -316,8 +316,9 @@ fn offsets(zone: &TimeZone, from_ns: u64, to_ns: u64) -> Vec<(u64, i32)> {
 /// Kind and name of a culprit.
 type Who<'a> = (CauseKind, &'a ActorName);
 
-fn who(culprit: &Culprit) -> Who<'_> {
-    (culprit.kind, &culprit.who)
+/// Returns the name under which a culprit's delays are kept by slot: in each tick, a single thread of a name has its TID.
+fn key(report: &Report, culprit: &Culprit) -> ActorName {
+    if report.rank_by == By::Name { culprit.who.by_name() } else { culprit.who.clone() }
 }
 
 /// Selects the culprits that have data by slot: the worst in total, and the worst of each slot.
@@ -335,7 +336,8 @@ fn selected_culprits(report: &Report) -> Vec<&Culprit> {
         worst.extend(order.into_iter().take(CULPRITS_OF_SLOT).map(|(who, _)| who));
     }
     let ranked = report.look.culprits.iter().enumerate();
-    ranked.filter(|(rank, culprit)| *rank < CULPRITS || worst.contains(&who(culprit))).map(|(_, of)| of).collect()
+    let is_worst = |culprit: &Culprit| worst.contains(&(culprit.kind, &key(report, culprit)));
+    ranked.filter(|(rank, culprit)| *rank < CULPRITS || is_worst(culprit)).map(|(_, of)| of).collect()
 }
 
 fn source(report: &Report, index: usize) -> SourceData {
@@ -483,8 +485,8 @@ impl SeriesData {
     }
 }
 
-fn culprit_data(report: &Report, culprit: &Culprit, rank: usize) -> CulpritData {
-    let by = report.culprits.delays_by(culprit.kind, &culprit.who).into_iter().map(|(source, delays)| {
+fn culprit_data(report: &Report, culprit: &Culprit, key: &ActorName, rank: usize) -> CulpritData {
+    let by = report.culprits.delays_by(culprit.kind, key).into_iter().map(|(source, delays)| {
         let delays = delays.iter().map(|(slot, of)| (*slot, of.events, of.total_ns, of.worst_ns));
         (source.to_owned(), delays.collect())
     });
@@ -498,8 +500,8 @@ fn culprit_data(report: &Report, culprit: &Culprit, rank: usize) -> CulpritData 
     }
 }
 
-fn late_data(report: &Report, culprits: &[&Culprit], base_ns: u64, names: &mut NameTable) -> Vec<LateData> {
-    let known: HashMap<Who<'_>, i64> = culprits.iter().zip(0..).map(|(culprit, index)| (who(culprit), index)).collect();
+fn late_data(report: &Report, culprits: &[Who<'_>], base_ns: u64, names: &mut NameTable) -> Vec<LateData> {
+    let known: HashMap<Who<'_>, i64> = culprits.iter().copied().zip(0..).collect();
     let mut order: Vec<&ListedEvent> = report.late.iter().collect();
     order.sort_by_key(|late| std::cmp::Reverse(late.event.latency_ns));
     let (mut left, mut events) = (MAX_LATE_BYTES, Vec::new());

@@ -27,6 +27,8 @@ const SMALL_PERCENT: f64 = 0.5;
 /// Maximum number of outside culprits, and of lines of the path, unless all of them are asked for.
 const MAX_OUTSIDERS: usize = 4;
 const MAX_ROWS: usize = 8;
+/// Maximum number of rows within each outermost one, unless all are printed.
+const MAX_WITHIN: usize = 3;
 // How an outside culprit delayed the command.
 const OCCUPIED_CPU: &str = "occupied its CPU";
 const IRQS_OFF: &str = "had interrupts off on its CPU";
@@ -153,14 +155,30 @@ fn waited_for(segment: &PathSegment, outer: Option<&PathSegment>) -> String {
 fn write_path(out: &mut dyn Write, explained: &Explained, is_verbose: bool) -> io::Result<()> {
     writeln!(out, "\nWHERE THE TIME WENT")?;
     let by_name: Vec<PathSegment> = explained.path.iter().map(of_name).collect();
-    let text = text_of(|out| path::write(out, &by_name, 2));
+    let text_of_path = |path: &[PathSegment]| text_of(|out| path::write(out, path, 2));
+    let text = text_of_path(&by_name);
     let rows = text.lines().count();
-    let shown = if is_verbose || rows <= MAX_ROWS + 1 { rows } else { MAX_ROWS };
+    if is_verbose || rows <= MAX_ROWS + 1 {
+        return write!(out, "{text}");
+    }
+    let text = text_of_path(&outermost(by_name));
+    let shown = text.lines().count().min(MAX_ROWS);
     text.lines().take(shown).try_for_each(|row| writeln!(out, "{row}"))?;
     match rows - shown {
         0 => Ok(()),
         more => writeln!(out, "     ... ({} more with -v)", counted(more as u64, "line")),
     }
+}
+
+/// Returns the outermost segments, each with the first of those within it.
+fn outermost(mut path: Vec<PathSegment>) -> Vec<PathSegment> {
+    let outer = path.iter().map(|segment| segment.depth).min().unwrap_or(0);
+    let mut within = 0;
+    path.retain(|segment| {
+        within = if segment.depth == outer { 0 } else { within + 1 };
+        within <= MAX_WITHIN
+    });
+    path
 }
 
 /// Writes the longest wait, unless a row of the path is that wait; with `is_verbose`, all long waits.

@@ -191,6 +191,7 @@ pub fn culprit(kind: CauseKind, name: &ActorName) -> String {
     let (who, word) = (actor(name), word(kind));
     match kind {
         CauseKind::Work => who,
+        CauseKind::Thread if name.is_cgroup() => format!("threads of cgroup {who}"),
         CauseKind::Irq
         | CauseKind::Softirq
         | CauseKind::Thread
@@ -214,10 +215,7 @@ pub fn culprit(kind: CauseKind, name: &ActorName) -> String {
 }
 
 fn sentence(culprit: &Culprit, words: EventWords) -> String {
-    let name = match culprit.kind {
-        CauseKind::Thread if culprit.who.is_cgroup() => format!("threads of {}", printable(&culprit.who)),
-        _ => culprit_label(culprit),
-    };
+    let name = culprit_label(culprit);
     let Some(&Victims { events, subjects, total_ns, worst_ns, .. }) = culprit.victims.first() else { return name };
     if events == 1 {
         return format!("{name} delayed 1 {} by {}", words.event, format_ns(total_ns));

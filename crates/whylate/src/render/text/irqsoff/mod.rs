@@ -48,8 +48,9 @@ pub struct IrqsoffText {
     worst: Option<(TopN, TopN)>,
     /// The culprits of explained sections, if they are ranked.
     culprits: Option<Culprits>,
-    /// Whether nothing was written yet.
+    /// Whether nothing was written yet, and whether the heading of late events was.
     is_empty: bool,
+    has_heading: bool,
 }
 
 impl IrqsoffText {
@@ -63,6 +64,7 @@ impl IrqsoffText {
             worst: shown.worst.map(|count| (TopN::new(count), TopN::new(count))),
             culprits: shown.rank_by.map(Culprits::by),
             is_empty: true,
+            has_heading: false,
         }
     }
 
@@ -100,13 +102,16 @@ impl Output for IrqsoffText {
         ))
     }
 
-    fn begin(&mut self, out: &mut dyn Write) -> io::Result<()> {
-        self.is_empty = self.shown.lines_from_ns.is_none();
-        if self.is_empty { Ok(()) } else { line::write_heading(out) }
+    fn begin(&mut self, _: &mut dyn Write) -> io::Result<()> {
+        Ok(())
     }
 
     fn late(&mut self, out: &mut dyn Write, event: &LateEvent) -> io::Result<()> {
         if self.shown.lines_from_ns.is_some_and(|from_ns| event.latency_ns >= from_ns) {
+            if !std::mem::replace(&mut self.has_heading, true) {
+                line::write_heading(out)?;
+            }
+            self.is_empty = false;
             line::write(out, event, &self.zone)?;
         }
         self.culprits.iter_mut().for_each(|culprits| culprits.add(&IRQSOFF, event));
@@ -328,7 +333,7 @@ mod tests {
         let mut lines = ranking.lines().map(str::trim);
         assert_eq!(lines.next(), Some("56.1%  steal (hypervisor) delayed 1 interrupt by 14.0ms"), "{ranked}");
         assert!(lines.next().is_some_and(|line| line.starts_with("43.7%  interrupts off in qseecom:6462")), "{ranked}");
-        assert!(!printed("--why 5ms").contains("Who caused it"));
+        assert_eq!(printed("--why 5ms"), ranked, "the default");
     }
 
     #[test]

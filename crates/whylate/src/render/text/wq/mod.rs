@@ -302,8 +302,8 @@ mod tests {
         assert_eq!(
             ranked(&printed("--why 2ms --rank-by cgroup")),
             [
-                "65.0%  threads of /pod1 delayed 2 items of 2 handlers by 13.0ms in total, worst 10.0ms",
-                "35.0%  threads of /pod2 delayed 1 item by 7.00ms",
+                "65.0%  threads of cgroup /pod1 delayed 2 items of 2 handlers by 13.0ms in total, worst 10.0ms",
+                "35.0%  threads of cgroup /pod2 delayed 1 item by 7.00ms",
             ]
         );
         // The former spelling.
