@@ -29,7 +29,7 @@ const ENVIRONMENT: [(&str, &str); 4] = [
     ("NO_COLOR", "If set and not empty, nothing is colored."),
     ("TZ", "Time zone of the times that are read and printed."),
     ("LC_ALL, LC_CTYPE, LANG", "If the locale has UTF-8, the screen of whylate top draws with it."),
-    ("WHYLATE_HOST", "Name of this machine in recordings and reports, instead of its host name; in a pod, that of the node."),
+    ("WHYLATE_HOST", "Name of this machine in recordings and reports, instead of its host name."),
 ];
 /// Files.
 const FILES: [(&str, &str); 2] = [

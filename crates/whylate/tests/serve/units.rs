@@ -21,9 +21,9 @@ const STATE: &str = "/var/lib/whylate";
 /// A service to be started as its unit does.
 struct Service {
     command: Command,
-    /// Instead of [`STATE`].
+    /// Directory that replaces [`STATE`].
     state: TempDir,
-    /// Receives that the service is ready.
+    /// Socket to which the service sends that it is ready.
     notified: UnixDatagram,
 }
 
@@ -36,7 +36,7 @@ impl Service {
             text.lines().find_map(|line| line.strip_prefix("ExecStart=/usr/bin/whylate ")).context("a command")?;
         let words = line.split(' ').filter(|word| *word != "$OPTIONS").chain(options.iter().copied());
         let state = tempfile::tempdir()?;
-        let own = state.path().to_string_lossy();
+        let own = state.path().to_string_lossy().into_owned();
         let socket = state.path().join("notify");
         let notified = UnixDatagram::bind(&socket)?;
         // What was sent before is there.
