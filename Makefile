@@ -288,6 +288,11 @@ test-packages: ## install, upgrade and purge the packages in clean Debian 12 and
 	@scripts/install-deps packages chroots metrics
 	@scripts/check-packages
 
+.PHONY: check-reproducible
+check-reproducible: ## build the packages a second time, elsewhere, and compare
+	@test -s $(target)/packages/SHA256SUMS || $(MAKE) packages
+	@scripts/check-reproducible
+
 .PHONY: deny
 deny: ## check licenses, advisories and origins of all dependencies
 	@cargo-deny --version >/dev/null 2>&1 || \

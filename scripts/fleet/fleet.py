@@ -191,8 +191,9 @@ def run_fleet(whylate, directory, programs):
         run.at = time.time()
         print(f"\n{run.at - replay_at:.0f} s have been scraped")
         prometheus_part(checks, prometheuses, page, run)
-        if not any(prometheus.is_3 for prometheus in prometheuses):
-            checks.skip("Prometheus 3", "there is no go to build it")
+        for is_3, name, why in [(True, "Prometheus 3", "it is not built: there is no go, or its build failed"), (False, "Prometheus 2", "Debian's is neither installed nor unpacked")]:
+            if not any(prometheus.is_3 == is_3 for prometheus in prometheuses):
+                checks.skip(name, why)
         if live:
             checks.attempt("this machine has data", lambda: "" if b"whylate_caused_seconds_total" in live.get("/metrics") else "none")
         else:

@@ -97,7 +97,7 @@ class Exporter:
 
 
 class Kubelet:
-    """A kubelet's metrics of the pressure of containers."""
+    """A kubelet's metrics of the pressure of containers, and those of kube-state-metrics of their pods."""
 
     def __init__(self, containers):
         began = time.time()
@@ -109,6 +109,8 @@ class Kubelet:
                 for name, (container_id, cgroup) in containers:
                     labels = f'container="{name}",id="{cgroup}",image="{name}:2",name="{container_id}",namespace="shop",pod="{name}-0"'
                     lines.append(f"container_pressure_cpu_waiting_seconds_total{{{labels}}} {waited:.3f}")
+                lines.append("# TYPE kube_pod_info gauge")
+                lines += [f'kube_pod_info{{namespace="shop",pod="{name}-0",node="node-of-{name}"}} 1' for name, _ in containers]
                 body = ("\n".join(lines) + "\n").encode()
                 self.send_response(200)
                 self.send_header("Content-Type", "text/plain; version=0.0.4")

@@ -17,6 +17,8 @@ mod pressure;
 #[path = "serve/prometheus.rs"]
 mod prometheus;
 mod running;
+#[path = "serve/units.rs"]
+mod units;
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;

@@ -14,6 +14,7 @@ pub(crate) mod elements;
 pub(crate) mod error;
 pub(crate) mod first_thread;
 pub(crate) mod heartbeat;
+pub mod host;
 pub(crate) mod in_flight;
 pub mod least_privilege;
 pub(crate) mod loaded_code;

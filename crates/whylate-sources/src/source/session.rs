@@ -12,6 +12,7 @@ use crate::capabilities::KernelFacts;
 use crate::cpu_account::SharedAccount;
 use crate::kernel::clock;
 use crate::kernel::cpu_choice::Choice;
+use crate::kernel::host;
 use crate::kernel::pid_namespace;
 use crate::kernel::symbols::{KernelSymbols, ReadOnce};
 use crate::source::explain_budget::ExplainBudget;
@@ -50,9 +51,8 @@ impl Session {
     }
 
     fn new(has_several: bool, asked_cpus: &[u32]) -> Self {
-        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         Session {
-            host,
+            host: host::name(),
             has_several,
             account: Rc::new(SharedAccount::new(has_several, asked_cpus)),
             kernel: RefCell::default(),

@@ -25,10 +25,11 @@ const WIDTH: usize = 79;
 const RECORDING_PAGE: (&str, &str) = ("whylate-recording.5", include_str!("../../../../docs/whylate-recording.5"));
 
 /// Environment variables.
-const ENVIRONMENT: [(&str, &str); 3] = [
+const ENVIRONMENT: [(&str, &str); 4] = [
     ("NO_COLOR", "If set and not empty, nothing is colored."),
     ("TZ", "Time zone of the times that are read and printed."),
     ("LC_ALL, LC_CTYPE, LANG", "If the locale has UTF-8, the screen of whylate top draws with it."),
+    ("WHYLATE_HOST", "Name of this machine in recordings and reports, instead of its host name."),
 ];
 /// Files.
 const FILES: [(&str, &str); 2] = [

@@ -15,6 +15,7 @@ use whylate_model::recording::{Header, Kept as KeptLine};
 use whylate_model::units::printable;
 use whylate_sources::kernel::clock;
 use whylate_sources::kernel::least_privilege::ReducedCapabilities;
+use whylate_sources::kernel::passed_sockets::notify_ready;
 use whylate_sources::kernel::pressure::{PressureThreshold, PressureTrigger};
 
 use crate::cli::UsageError;
@@ -74,14 +75,15 @@ pub struct Arguments {
     kept: Kept,
 }
 
-/// What is kept of a recording, for commands that record until they are stopped.
+/// What is kept of a recording, for commands that record until they are stopped. The limits of a directory can be given twice,
+/// as those of a service's unit and those of its user: the last one counts.
 #[derive(Debug, Args)]
 pub struct Kept {
     /// With a directory: remove recordings older than this
-    #[arg(long, value_name = "AGE", value_parser = duration_ns)]
+    #[arg(long, value_name = "AGE", value_parser = duration_ns, overrides_with = "keep")]
     keep: Option<u64>,
     /// With a directory: remove the oldest recordings when all of them exceed this size in total, e.g. 2G
-    #[arg(long, value_name = "SIZE", value_parser = max_size)]
+    #[arg(long, value_name = "SIZE", value_parser = max_size, overrides_with = "max_size")]
     max_size: Option<u64>,
     /// Pause while the file system has less free space than this
     #[arg(long, value_name = "SIZE", value_parser = bytes, default_value = MIN_FREE)]
@@ -308,6 +310,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let recorder = Recorder::start(store, Header { every_ns: Some(arguments.every), ..header })?;
     triggers.begin();
     let reduced = reduce_capabilities(true);
+    notify_ready();
     let progress = Progress::new(format!("Recording to {name}"));
     let progress = if arguments.duration.is_some() { progress } else { progress.until_interrupted() };
     let of_s = arguments.duration.map_or_else(String::new, |ns| format!(" of {}", ns / 1_000_000_000));

@@ -19,6 +19,7 @@ use whylate_sources::inject::disturbance;
 use whylate_sources::kernel::clock;
 use whylate_sources::kernel::cpu_choice;
 use whylate_sources::kernel::cpus::{self, Machine};
+use whylate_sources::kernel::host;
 use whylate_sources::kernel::realtime::{self, RealtimeThread};
 use whylate_sources::wq::WqOptions;
 use whylate_sources::{AttachError, Session, Source as _};
@@ -132,7 +133,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
         }
         checks.extend(tried);
     }
-    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let host = host::name();
     let result = Selftest::new(&host, start_unix_ns, setup.cpu, checks);
     let mut out = Fit::stdout(!arguments.json);
     if arguments.json {

@@ -6,20 +6,19 @@ use std::fs;
 use jiff::tz::TimeZone;
 use whylate_model::recording::{Clock, FORMAT, Header, Measured};
 use whylate_model::snapshot::SCHEMA;
-use whylate_sources::kernel::{clock, cpus, pid_namespace};
+use whylate_sources::kernel::{clock, cpus, host, pid_namespace};
 
 /// Returns a header of this machine, without sources.
 pub fn this_machine() -> Header {
     let uname = rustix::system::uname();
-    let text = |of: &std::ffi::CStr| of.to_string_lossy().into_owned();
     let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     Header {
         recording: FORMAT,
         schema: SCHEMA,
         whylate: env!("CARGO_PKG_VERSION").to_owned(),
         start_unix_ns: clock::unix_ns(),
-        host: text(uname.nodename()),
-        kernel: text(uname.release()),
+        host: host::name(),
+        kernel: uname.release().to_string_lossy().into_owned(),
         boot_id: boot_id.trim().to_owned(),
         cpus: cpus::online().map_or(0, |cpus| cpus.len() as u32),
         pid_namespace: pid_namespace::own(),

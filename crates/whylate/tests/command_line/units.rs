@@ -47,16 +47,40 @@ fn units_are_valid_and_confined() -> Result<()> {
     Ok(())
 }
 
+/// Returns the options in the comments of a unit and of its file in `/etc/default`.
+fn examples(unit: &str, defaults: &str) -> Result<Vec<String>> {
+    let comment = unit.lines().find_map(|line| line.strip_prefix("# Options such as ")).context("examples")?;
+    let (comment, _) = comment.split_once(". ").unwrap_or((comment.trim_end_matches('.'), ""));
+    let of_defaults = defaults.lines().filter_map(|line| line.strip_prefix("#OPTIONS=\"")?.strip_suffix('"'));
+    let examples: Vec<String> = comment.split(" or ").chain(of_defaults).map(str::to_owned).collect();
+    ensure!(examples.len() > 2 && examples.iter().all(|example| example.starts_with("--")), "{examples:?}");
+    Ok(examples)
+}
+
 #[test]
-fn command_lines_of_units_are_accepted() -> Result<()> {
+fn command_lines_of_units_and_their_examples_are_accepted() -> Result<()> {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging");
-    for unit in ["whylate-exporter.service", "whylate-recorder.service"] {
-        let unit = fs::read_to_string(directory.join(unit))?;
-        let line =
-            unit.lines().find_map(|line| line.strip_prefix("ExecStart=/usr/bin/whylate ")).context("a command")?;
-        let words: Vec<&str> = line.split(' ').filter(|word| *word != "$OPTIONS").chain(["--help"]).collect();
-        let output = output_of(&words)?;
-        ensure!(output.status.success(), "{line}: {}", text(&output.stderr));
+    // Neither can be had, which the commands find after they have accepted all options, and before they measure.
+    let fails = "/proc/whylate/";
+    let places = [("whylate-exporter", format!("--listen=unix:{fails}")), ("whylate-recorder", String::new())];
+    for (name, more) in places {
+        let unit = fs::read_to_string(directory.join(format!("{name}.service")))?;
+        let defaults = fs::read_to_string(directory.join("default").join(name))?;
+        let value = |key: &str| unit.lines().find_map(|line| line.strip_prefix(key)).context(key.to_owned());
+        let line = value("ExecStart=/usr/bin/whylate ")?;
+        let state = format!("/var/lib/{}/", value("StateDirectory=")?);
+        ensure!(value("StateDirectoryMode=")? == "0700", "others can read recordings");
+        for example in examples(&unit, &defaults)?.iter().map(String::as_str).chain([""]) {
+            let line = line.replace("$OPTIONS", example);
+            // All else is read-only.
+            let paths = line.split([' ', '=']).filter(|word| word.starts_with('/'));
+            let outside: Vec<&str> = paths.filter(|path| !path.starts_with(&state)).collect();
+            ensure!(outside.is_empty(), "{line}: {outside:?}");
+            let words = format!("{line} {more}").replace(&state, fails);
+            let output = output_of(&words.split_whitespace().collect::<Vec<_>>())?;
+            let said = text(&output.stderr);
+            ensure!(output.status.code() == Some(1) && said.contains("cannot "), "{line}: {}: {said}", output.status);
+        }
     }
     Ok(())
 }
