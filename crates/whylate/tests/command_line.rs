@@ -25,6 +25,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, Output, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
+use tempfile::TempDir;
 
 use running::{copied, whylate};
 
@@ -232,6 +233,7 @@ fn explains_losses_by_source() -> Result<()> {
 
 #[test]
 fn without_privileges_it_says_so_in_one_line() -> Result<()> {
+    let unprivileged = Unprivileged::new()?;
     for (arguments, message) in [
         (&["wq", "1", "1"][..], "whylate: cannot attach wq: "),
         (&["-d", "1s"], "whylate: cannot attach any source: "),
@@ -247,7 +249,7 @@ fn without_privileges_it_says_so_in_one_line() -> Result<()> {
         (&["inject", "softirq"], "whylate: cannot inject softirq: not permitted"),
         (&["inject", "hog"], "whylate: cannot inject hog: not permitted"),
     ] {
-        let output = output_without_privileges(arguments)?;
+        let output = unprivileged.output(arguments)?;
         let stderr = text(&output.stderr);
         println!("{stderr}");
         assert_eq!(output.status.code(), Some(3), "{stderr}");
@@ -258,19 +260,38 @@ fn without_privileges_it_says_so_in_one_line() -> Result<()> {
     Ok(())
 }
 
-fn output_without_privileges(arguments: &[&str]) -> Result<Output> {
-    let is_root = rustix::process::geteuid().is_root();
-    // A directory that every user can reach.
-    let reachable = is_root.then(|| copied(env!("CARGO_BIN_EXE_whylate"), "whylate")).transpose()?;
-    let mut command = match &reachable {
-        Some(directory) => {
-            let mut command = Command::new(directory.path().join("whylate"));
-            command.args(arguments).uid(65534).gid(65534).current_dir("/");
-            command
+/// The program for a user without privileges. If this one is root, that is a copy in a directory that every user can
+/// reach: one for many command lines, as the program is large.
+struct Unprivileged(Option<TempDir>);
+
+impl Unprivileged {
+    fn new() -> Result<Self> {
+        let is_root = rustix::process::geteuid().is_root();
+        Ok(Unprivileged(is_root.then(|| copied(env!("CARGO_BIN_EXE_whylate"), "whylate")).transpose()?))
+    }
+
+    fn output(&self, arguments: &[&str]) -> Result<Output> {
+        let mut command = match &self.0 {
+            Some(directory) => {
+                let mut command = Command::new(directory.path().join("whylate"));
+                command.args(arguments).uid(65534).gid(65534).current_dir("/");
+                command
+            }
+            None => whylate(arguments),
+        };
+        Ok(command.stdin(Stdio::null()).output()?)
+    }
+
+    /// Returns the start of a shell's command line that runs the program without privileges.
+    fn shell_words(&self) -> String {
+        match &self.0 {
+            Some(directory) => {
+                let program = directory.path().join("whylate");
+                format!("setpriv --reuid 65534 --regid 65534 --clear-groups {}", program.display())
+            }
+            None => env!("CARGO_BIN_EXE_whylate").to_owned(),
         }
-        None => whylate(arguments),
-    };
-    Ok(command.stdin(Stdio::null()).output()?)
+    }
 }
 
 #[test]

@@ -7,9 +7,9 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
 
-use super::running::{copied, whylate};
+use super::running::whylate;
 use super::terminal::typed;
-use super::{RECORDINGS, output_of, output_without_privileges, text};
+use super::{RECORDINGS, Unprivileged, output_of, text};
 
 const SUCCESS: i32 = 0;
 const FAILURE: i32 = 1;
@@ -242,20 +242,14 @@ pub fn commands() -> Result<BTreeSet<String>> {
 }
 
 /// Runs a line, and returns its exit status and what it said; `None` if that is not possible here.
-fn outcome(line: &str, status: i32) -> Result<Option<(Option<i32>, String)>> {
+fn outcome(line: &str, status: i32, unprivileged: &Unprivileged) -> Result<Option<(Option<i32>, String)>> {
     if (line, status) == ("top", NOT_POSSIBLE) {
-        let copy = copied(env!("CARGO_BIN_EXE_whylate"), "whylate")?;
-        let drop = if rustix::process::geteuid().is_root() {
-            "setpriv --reuid 65534 --regid 65534 --clear-groups "
-        } else {
-            ""
-        };
-        return typed(&format!("{drop}{}/whylate {line}", copy.path().display()), "whylate: ", b"");
+        return typed(&format!("{} {line}", unprivileged.shell_words()), "whylate: ", b"");
     }
     let (line, is_full) = line.strip_suffix(" > /dev/full").map_or((line, false), |line| (line, true));
     let words: Vec<&str> = line.split(' ').collect();
     let output = match status {
-        NOT_POSSIBLE => output_without_privileges(&words)?,
+        NOT_POSSIBLE => unprivileged.output(&words)?,
         _ if is_full => whylate(&words).stdout(File::options().write(true).open("/dev/full")?).output()?,
         _ => output_of(&words)?,
     };
@@ -264,7 +258,7 @@ fn outcome(line: &str, status: i32) -> Result<Option<(Option<i32>, String)>> {
 
 #[test]
 fn statuses_mean_the_same_in_every_command() -> Result<()> {
-    let out = tempfile::tempdir()?;
+    let (out, unprivileged) = (tempfile::tempdir()?, Unprivileged::new()?);
     let trace = concat!(env!("CARGO_MANIFEST_DIR"), "/../whylate-model/tests/traces/tracefs.txt");
     let recording = |name: &str| Path::new(RECORDINGS).join(name).display().to_string();
     let files = [
@@ -279,7 +273,7 @@ fn statuses_mean_the_same_in_every_command() -> Result<()> {
         LINES.iter().flat_map(|(_, all)| *all).flat_map(|(status, lines)| lines.iter().map(|line| (*status, *line)))
     {
         let line = files.iter().fold(line.to_owned(), |line, (name, file)| line.replace(name, file));
-        match outcome(&line, status)? {
+        match outcome(&line, status, &unprivileged)? {
             Some((ended, said)) if ended != Some(status) => {
                 wrong.push(format!("{line}: {ended:?}, not {status}: {said}"))
             }
