@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use rustix::fs::OFlags;
+use rustix::process::Signal;
 use serde_json::Value;
 use whylate_model::overview::Overview;
 
@@ -47,9 +48,10 @@ fn sleeping_lock_holder_is_culprit_in_each_view() -> Result<()> {
     let directory = tempfile::tempdir()?;
     let path = |name: &str| directory.path().join(name).to_string_lossy().into_owned();
     let (recording, page) = (path("a.whylate"), path("a.html"));
-    let mut looking = Running::start(&["-d", "4s", "-o", &recording])?;
+    let mut looking = Running::start(&["-d", "1m", "-o", &recording])?;
     looking.wait_until_it_measures()?;
     holders(&directory.path().join("lock"))?.wait()?;
+    looking.signal(Signal::INT)?;
     let (status, stderr) = looking.end()?;
     ensure!(status.success(), "{stderr}");
     let look: Overview = serde_json::from_str(&printed(&["replay", &recording, "--json"])?)?;
@@ -138,10 +140,11 @@ fn names_thread_in_uninterruptible_sleep() -> Result<()> {
 fn late_events_have_the_overviews_culprits() -> Result<()> {
     let Some(_lock) = lock_machine() else { return Ok(()) };
     let directory = tempfile::tempdir()?;
-    let mut looking = Running::start(&["offcpu", "--why", "100ms", "--worst", "1000", "--json", "-d", "4s"])?;
+    let mut looking = Running::start(&["offcpu", "--why", "100ms", "--worst", "1000", "--json", "-d", "1m"])?;
     let output = looking.stdout()?;
     looking.wait_until_it_measures()?;
     holders(&directory.path().join("lock"))?.wait()?;
+    looking.signal(Signal::INT)?;
     let snapshot: Value = serde_json::from_reader(output)?;
     let late = snapshot["late"].as_array().context("nothing is late")?;
     let causes = late.iter().flat_map(|event| event["causes"].as_array().into_iter().flatten());

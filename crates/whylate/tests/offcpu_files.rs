@@ -63,7 +63,7 @@ fn redeployed_program_has_names_of_each_release() -> Result<()> {
     }
     let folded = at("x.folded");
     let file = folded.to_str().context("a name in UTF-8")?;
-    let mut measuring = Running::start(&["offcpu", "--comm", "deployed", "-d", "5s", "-o", file])?;
+    let mut measuring = Running::start(&["offcpu", "--comm", "deployed", "-o", file])?;
     measuring.wait_until_it_measures()?;
     let (mut inodes, mut ran) = (Vec::new(), Vec::new());
     for name in ["alpha", "bravo"] {
@@ -77,6 +77,7 @@ fn redeployed_program_has_names_of_each_release() -> Result<()> {
         ran.push(started.elapsed());
     }
     ensure!(inodes[0] == inodes[1], "the later release has a file of its own");
+    measuring.signal(Signal::INT)?;
     let (status, stderr) = measuring.end()?;
     ensure!(status.success(), "{status}: {stderr}");
     let stacks = fs::read_to_string(&folded)?;
