@@ -26,7 +26,7 @@ use crate::engine::sources::{Sources, Wish};
 use crate::engine::ticks::{Sink, Tick, drive};
 use crate::engine::watch::{Ended, Watch};
 use crate::render::metrics::{Own, Pages};
-use crate::serve::cost::{self, Cost};
+use crate::serve::cost::Cost;
 use crate::serve::listener::{Address, Listener};
 use crate::serve::{Offers, Published, Server};
 use crate::store::Recorder;
@@ -78,11 +78,8 @@ pub struct Arguments {
     kept: Kept,
 }
 
-/// Interval at which freed memory is returned to the system.
-const RELEASE_EVERY: Duration = Duration::from_secs(60);
-/// Growth of resident memory since the last return, in bytes, after which freed memory is returned at once: bursts of late
-/// events take tens of megabytes a minute.
-const RELEASE_FROM: u64 = 16 << 20;
+/// Minimum time between two returns of freed memory to the system: bursts of late events take tens of megabytes.
+const RELEASE_EVERY: Duration = Duration::from_secs(10);
 
 /// Address without `--listen`.
 const DEFAULT: &str = "127.0.0.1:9797";
@@ -224,8 +221,8 @@ struct Exporter {
     recorder: Option<Recorder>,
     triggers: Option<Triggers>,
     replayed: Option<Replayed>,
-    /// Time at which freed memory was last returned to the system, and resident memory after that, in bytes.
-    released: (Instant, u64),
+    /// Time at which freed memory was last returned to the system.
+    released: Instant,
 }
 
 /// How a recording is replayed.
@@ -257,7 +254,7 @@ impl Exporter {
             recorder: None,
             triggers: None,
             replayed: None,
-            released: (Instant::now(), cost::resident_bytes()),
+            released: Instant::now(),
         }
     }
 
@@ -331,10 +328,9 @@ impl Sink for Exporter {
             recorder.take_problem().into_iter().for_each(|problem| say!("whylate: {problem}"));
         }
         self.publish(true)?;
-        let (released, then_bytes) = self.released;
-        if released.elapsed() >= RELEASE_EVERY || cost::resident_bytes() > then_bytes.saturating_add(RELEASE_FROM) {
+        if self.released.elapsed() >= RELEASE_EVERY {
             release_freed();
-            self.released = (Instant::now(), cost::resident_bytes());
+            self.released = Instant::now();
         }
         if let Some(Replayed { watch, speed, end, is_over }) = &mut self.replayed {
             let pause = Duration::from_secs_f64((span_ns.unwrap_or(0) as f64 / 1e9 / *speed).min(3_600.0));

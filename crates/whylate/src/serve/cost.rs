@@ -36,7 +36,7 @@ impl Cost {
 }
 
 /// Returns the resident memory of this process; 0 if it cannot be read.
-pub fn resident_bytes() -> u64 {
+fn resident_bytes() -> u64 {
     // proc_pid_statm(5): the second field is the resident size in pages.
     let statm = fs::read_to_string("/proc/self/statm").unwrap_or_default();
     let pages: u64 = statm.split(' ').nth(1).and_then(|pages| pages.parse().ok()).unwrap_or(0);
