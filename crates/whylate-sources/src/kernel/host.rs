@@ -4,7 +4,7 @@
 use std::env;
 use std::ffi::OsString;
 
-/// Environment variable with the name of the machine. In a pod, the kernel tells the name of the pod instead.
+/// Environment variable with the name of the machine. In a pod, the kernel only knows the name of the pod.
 const VARIABLE: &str = "WHYLATE_HOST";
 
 /// Returns the name in `WHYLATE_HOST`, or else the host name of the kernel.

@@ -29,7 +29,7 @@ struct Service {
 
 impl Service {
     /// Returns the command of a unit in `packaging`, with more options.
-    fn of(unit: &str, options: &[&str]) -> Result<Self> {
+    fn from_unit(unit: &str, options: &[&str]) -> Result<Self> {
         let unit = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging").join(unit);
         let text = fs::read_to_string(&unit)?;
         let line =
@@ -78,7 +78,7 @@ fn recorder_makes_no_call_that_its_unit_refuses() -> Result<()> {
         return Ok(());
     }
     let Some(_lock) = lock_machine() else { return Ok(()) };
-    let mut service = Service::of("whylate-recorder.service", &["-d", "1s"])?;
+    let mut service = Service::from_unit("whylate-recorder.service", &["-d", "1s"])?;
     let output = service.command.output()?;
     ensure!(output.status.success(), "{}: {}", output.status, String::from_utf8_lossy(&output.stderr));
     service.check_ready()?;
@@ -93,7 +93,7 @@ fn exporter_makes_no_call_that_its_unit_refuses() -> Result<()> {
     }
     let Some(_lock) = lock_machine() else { return Ok(()) };
     let record = format!("--record={STATE}/");
-    let mut service = Service::of("whylate-exporter.service", &["--every=500ms", &record])?;
+    let mut service = Service::from_unit("whylate-exporter.service", &["--every=500ms", &record])?;
     let mut served = Served::of(&mut service.command)?;
     service.check_ready()?;
     for path in ["/debug/pprof/offcpu?seconds=1", "/debug/report?seconds=1"] {
