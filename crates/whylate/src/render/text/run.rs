@@ -27,8 +27,6 @@ const SMALL_PERCENT: f64 = 0.5;
 /// Maximum number of outside culprits, and of lines of the path, unless all of them are asked for.
 const MAX_OUTSIDERS: usize = 4;
 const MAX_ROWS: usize = 8;
-/// Number of rows below each outermost one, if there is no room for more.
-const MIN_WITHIN: usize = 3;
 // How an outside culprit delayed the command.
 const OCCUPIED_CPU: &str = "occupied its CPU";
 const IRQS_OFF: &str = "had interrupts off on its CPU";
@@ -160,9 +158,10 @@ fn write_path(out: &mut dyn Write, explained: &Explained, is_verbose: bool) -> i
     if is_verbose || rows <= MAX_ROWS + 1 {
         return write!(out, "{text}");
     }
+    // The outermost rows come first: those within them have the room that is left.
     let of = |max_within| text_of(|out| path::write_up_to(out, &by_name, 2, max_within));
-    let more = (MIN_WITHIN..MAX_ROWS).rev().map(of).find(|text| text.lines().count() <= MAX_ROWS);
-    let text = more.unwrap_or_else(|| of(MIN_WITHIN));
+    let fitting = (0..MAX_ROWS).rev().map(of).find(|text| text.lines().count() <= MAX_ROWS);
+    let text = fitting.unwrap_or_else(|| of(0));
     let shown = text.lines().count().min(MAX_ROWS);
     text.lines().take(shown).try_for_each(|row| writeln!(out, "{row}"))?;
     match rows - shown {
@@ -451,7 +450,7 @@ mod tests {
         };
         let path: Vec<PathSegment> =
             [part(100, CauseKind::Running, "make:5")].into_iter().chain((0..10).map(waited)).collect();
-        let explained = Explained { elapsed_ns: 500_000_000, path, is_folded: false, longest: Vec::new() };
+        let explained = Explained { elapsed_ns: 500_000_000, path, ..Explained::default() };
         let text = text_of(|out| write_path(out, &explained, false));
         let rows = "   80.0%    400ms  make waited in read:\n    8.0%   40.0ms    job-0 worked\n";
         assert!(text.contains(rows) && text.contains("   20.0%    100ms  make worked\n"), "{text}");
