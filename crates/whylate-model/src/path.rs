@@ -43,6 +43,7 @@ use history::{Blocked, Name, Request, Waker};
 use timer::TimerKind;
 
 use crate::CauseKind;
+use crate::reclaim::ReclaimRecords;
 use crate::wait::Stop;
 
 /// A query: the activity of a thread, or its wait, in a span of time.
@@ -172,6 +173,13 @@ pub enum Actor {
     Timer(TimerKind),
     /// Fixed text.
     Text(&'static str),
+}
+
+/// What threads did, beside the timeline of the CPUs.
+#[derive(Clone, Debug, Default)]
+pub struct ThreadRecords {
+    /// When threads reclaimed memory.
+    pub reclaim: ReclaimRecords,
 }
 
 /// Source of the times in which threads were not allowed to run.

@@ -44,6 +44,7 @@ enum {
 	BPF_ANY = 0,
 	BPF_RB_AVAIL_DATA = 0,
 	BPF_RB_RING_SIZE = 1,
+	BPF_RB_NO_WAKEUP = 1,
 	BPF_RINGBUF_HDR_SZ = 8,
 	BPF_NOEXIST = 1,
 };
@@ -282,6 +283,24 @@ struct cgroup {
 
 struct css_set {
 	struct cgroup *dfl_cgrp;
+	/* By enum cgroup_subsys_id. */
+	struct cgroup_subsys_state *subsys[1];
+};
+
+enum cgroup_subsys_id {
+	memory_cgrp_id = 1,
+};
+
+/* Counts in pages. */
+struct page_counter {
+	atomic64_t usage;
+	unsigned long high;
+	unsigned long max;
+};
+
+struct mem_cgroup {
+	struct cgroup_subsys_state css;
+	struct page_counter memory;
 };
 
 /* x86-64 only: if the kernel has no such fields, user stacks are not read. */
@@ -356,6 +375,7 @@ struct task_struct {
 	struct task_struct *real_parent;
 	struct pid *thread_pid;
 	struct css_set *cgroups;
+	struct mem_cgroup *active_memcg;
 	struct mm_struct *mm;
 	struct files_struct *files;
 	struct task_group *sched_task_group;

@@ -22,8 +22,9 @@ use super::cursor::NOT_OVER;
 use super::history::{Name, Waker};
 use super::sums::Sums;
 use super::walk::walk_for_sums;
-use super::{Actor, CpuTimeline, Finding, Limits, Names, PathSegment, Query, Segment};
+use super::{Actor, CpuTimeline, Finding, Limits, Names, PathSegment, Query, Segment, ThreadRecords};
 use crate::object::UnfinishedWait;
+use crate::reclaim::{Reclaim, ReclaimCounter};
 use crate::wait::{CallWaits, Stop, WaitClass, is_sleep, of_syscall};
 use crate::{CauseKind, Histogram};
 
@@ -59,6 +60,9 @@ pub struct Budget {
     /// Number of waits that were not followed to their wakers, or not all the way, because there were too many.
     #[serde(default)]
     pub not_followed: u64,
+    /// Time in which the threads reclaimed memory, by reason. It is part of the other fields.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub reclaim: Vec<Reclaim>,
 }
 
 /// What `--json` prints about a program.
@@ -84,6 +88,9 @@ pub struct ProgramReport {
     pub throttled: BTreeMap<String, u64>,
     /// Lost events, by reason.
     pub lost: BTreeMap<String, u64>,
+    /// What is not known, and why.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limitation: Option<String>,
 }
 
 /// Kind of event that ended a wait.
@@ -172,6 +179,7 @@ struct Gatherer<'a> {
     /// TIDs of the queried threads.
     own: HashSet<u32>,
     budget: Budget,
+    reclaim: ReclaimCounter<'a>,
     waits: BTreeMap<(String, EndedBy), Kind>,
     /// The wait of each thread that is being walked back.
     open: Vec<Option<OpenWait>>,
@@ -188,13 +196,14 @@ struct Gatherer<'a> {
 }
 
 /// Returns the budget of threads. Each of `asked` is a thread and its lifetime; `known` has state from outside the
-/// recording. A second thread walks back through the timeline.
+/// recording, and `records` what else the threads did. A second thread walks back through the timeline.
 pub fn budget(
     past: &mut (dyn CpuTimeline + Send),
     asked: &[Query],
     known: &BTreeMap<u32, OutsideState>,
     limits: &(dyn Limits + Sync),
     names: &mut dyn Names,
+    records: &ThreadRecords,
 ) -> Budget {
     let known: Vec<Option<&OutsideState>> = asked.iter().map(|asked| known.get(&asked.tid)).collect();
     let thread_names: Vec<Option<Name>> = known.iter().map(|known| known.map(|known| known.name)).collect();
@@ -205,6 +214,7 @@ pub fn budget(
         known,
         own: asked.iter().map(|asked| asked.tid).collect(),
         budget: Budget { threads: asked.len() as u64, ..Budget::default() },
+        reclaim: ReclaimCounter::new(&records.reclaim),
         waits: BTreeMap::new(),
         open: asked.iter().map(|_| None).collect(),
         unmet: asked.iter().map(|_| VecDeque::new()).collect(),
@@ -237,6 +247,10 @@ pub fn budget(
 
 impl Gatherer<'_> {
     fn add(&mut self, number: usize, finding: Finding) {
+        if let Finding::Segment(segment) = finding {
+            let is_on_cpu = segment.hop.is_none() && segment.ready.is_none();
+            self.reclaim.add(self.asked[number].tid, segment.from_ns..segment.to_ns, is_on_cpu);
+        }
         match finding {
             Finding::WakeupEdge(hop) if hop.within.is_none() => {
                 self.close(number);
@@ -435,7 +449,7 @@ impl Gatherer<'_> {
             waits.push(kind.finish(via, ended_by, self.names));
         }
         waits.sort_by_key(|waits| Reverse(waits.ns));
-        Budget { waits, ..self.budget }
+        Budget { waits, reclaim: self.reclaim.finish(), ..self.budget }
     }
 }
 

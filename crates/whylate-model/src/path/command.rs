@@ -7,7 +7,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::build::{Names, PathBuilder, PathSegment};
-use super::{CpuTimeline, Finding, Limits, Query, walk};
+use super::{Actor, CpuTimeline, Finding, Limits, Query, ThreadRecords, walk};
+use crate::reclaim::{Reclaim, ReclaimCounter};
 
 /// Maximum number of waits listed one by one.
 const MAX_LONGEST: usize = 5;
@@ -24,6 +25,9 @@ pub struct Explained {
     pub is_folded: bool,
     /// Longest waits of the command's threads for other actors, longest first.
     pub longest: Vec<LongWait>,
+    /// Time on the path in which the command's threads reclaimed memory, by reason. It is part of the path.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub reclaim: Vec<Reclaim>,
 }
 
 /// What `--json` prints about a command that was run, or that a trace has.
@@ -67,11 +71,20 @@ struct OpenWait {
     from_ns: u64,
 }
 
-/// Explains the elapsed time of a command from its start to its end.
-pub fn explain(past: &mut dyn CpuTimeline, asked: Query, limits: &dyn Limits, names: &mut dyn Names) -> Explained {
+/// Explains the elapsed time of a command from its start to its end, with what else its threads did.
+pub fn explain(
+    past: &mut dyn CpuTimeline,
+    asked: Query,
+    limits: &dyn Limits,
+    names: &mut dyn Names,
+    records: &ThreadRecords,
+) -> Explained {
     let mut found = PathBuilder::default();
+    let mut reclaim = ReclaimCounter::new(&records.reclaim);
     let mut longest: Vec<OpenWait> = Vec::new();
     let mut open: Option<OpenWait> = None;
+    // The command's thread that is followed.
+    let mut followed = asked.tid;
     let mut keep = |wait: Option<OpenWait>| {
         let Some(wait) = wait else { return };
         longest.push(wait);
@@ -82,10 +95,18 @@ pub fn explain(past: &mut dyn CpuTimeline, asked: Query, limits: &dyn Limits, na
         found.add(finding);
         match finding {
             Finding::WakeupEdge(hop) if hop.within.is_none() => {
+                followed = hop.tid;
                 keep(open.replace(OpenWait { found: PathBuilder::default(), ns: 0, from_ns: 0 }));
             }
-            Finding::Segment(segment) if segment.hop.is_none() => keep(open.take()),
+            Finding::Segment(segment) if segment.hop.is_none() => {
+                keep(open.take());
+                // Interrupts and stolen time came into the thread that goes on after them.
+                let on_cpu = if let Actor::Thread { tid, .. } = segment.who { tid } else { followed };
+                followed = segment.ready.unwrap_or(on_cpu);
+                reclaim.add(followed, segment.from_ns..segment.to_ns, segment.ready.is_none());
+            }
             Finding::Segment(segment) => {
+                reclaim.add(followed, segment.from_ns..segment.to_ns, false);
                 if let Some(open) = &mut open {
                     open.ns += segment.to_ns - segment.from_ns;
                     open.from_ns = segment.from_ns;
@@ -110,5 +131,6 @@ pub fn explain(past: &mut dyn CpuTimeline, asked: Query, limits: &dyn Limits, na
         path: path.segments,
         is_folded: path.is_folded,
         longest,
+        reclaim: reclaim.finish(),
     }
 }

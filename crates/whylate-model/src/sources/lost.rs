@@ -54,6 +54,14 @@ pub const SHARED_LOST: &[Reason] = &[
         "the record of who queued a work item was overwritten before the item started, or the item was canceled (--why, run)",
     ),
     reason(
+        "reclaim_began_earlier",
+        "a thread reclaimed memory when recording began; this is in no memory stall (run, -p, --comm, --cgroup)",
+    ),
+    reason(
+        "reclaim_full",
+        "a span in which a thread reclaimed memory found no room; memory stalls are longer than shown (run, -p, --comm, --cgroup)",
+    ),
+    reason(
         "requests_full",
         "more disk requests were in progress than are kept; waits for them do not show the time at the device (--why, run)",
     ),

@@ -9,6 +9,7 @@ mod object_reader;
 mod program;
 mod ran;
 mod read_objects;
+mod reclaim;
 mod recorder;
 mod stopped;
 

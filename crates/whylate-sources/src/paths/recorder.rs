@@ -11,11 +11,13 @@ use whylate_model::path::history::{RunSlice, SwitchOut};
 use whylate_model::path::members::Births;
 use whylate_model::path::packed::Packed;
 use whylate_model::path::stolen::Spread;
+use whylate_model::reclaim::ReclaimRecords;
 
 use super::asleep::Asleep;
 use super::lasting::LastingWaits;
 use super::names::PathNames;
 use super::ran::RanThreads;
+use super::reclaim::ReclaimRecorder;
 use crate::cpu_account::{Edges, Stream};
 use crate::kernel::attach::silence_libbpf;
 use crate::kernel::symbols::ReadOnce;
@@ -51,6 +53,8 @@ pub struct Recorder {
     lasting: LastingWaits,
     deaths: Vec<(u32, u64)>,
     ran: RanThreads,
+    /// Or why reclaim is not recorded.
+    reclaim: Result<ReclaimRecorder, AttachError>,
     /// Start of the span that is explained.
     span_from_ns: u64,
     lost: BTreeMap<String, u64>,
@@ -69,6 +73,8 @@ pub struct Recorded {
     pub lost: BTreeMap<String, u64>,
     /// Names for the IDs in the timeline.
     pub names: PathNames,
+    /// When threads reclaimed memory, or why this is not known.
+    pub reclaim: Result<ReclaimRecords, AttachError>,
 }
 
 impl Recorder {
@@ -80,6 +86,7 @@ impl Recorder {
         silence_libbpf();
         let _once = ReadOnce::begin();
         let session = Session::of_one();
+        let reclaim = ReclaimRecorder::load();
         let edges = Edges::attach()?;
         let stream = edges.stream().context("the account keeps no wakeups")?;
         let cpus = cpus::highest_possible().context("cannot list the CPUs")? + 1;
@@ -100,6 +107,7 @@ impl Recorder {
             lasting,
             deaths: Vec::new(),
             ran: RanThreads::default(),
+            reclaim: reclaim.and_then(ReclaimRecorder::attach),
             span_from_ns: u64::MAX,
             lost: BTreeMap::new(),
             names,
@@ -108,6 +116,9 @@ impl Recorder {
 
     /// Reads new slices. Call it several times a second, or they are overwritten.
     pub fn take_in(&mut self) {
+        if let Ok(reclaim) = &mut self.reclaim {
+            reclaim.take_in();
+        }
         self.take_in_by(Stream::drain, clock::monotonic_ns().saturating_sub(SETTLED_NS));
         if self.past.in_file_bytes() >= self.file_bytes + FILE_STEP_BYTES {
             self.file_bytes = self.past.in_file_bytes();
@@ -167,13 +178,14 @@ impl Recorder {
         for (reason, count) in self.edges.take_lost() {
             *self.lost.entry(reason.to_owned()).or_default() += count;
         }
-        let Recorder { past, births, asleep, lasting, deaths, mut lost, mut names, .. } = self;
+        let Recorder { past, births, asleep, lasting, deaths, reclaim, mut lost, mut names, .. } = self;
+        let reclaim = reclaim.map(|reclaim| reclaim.finish(until_ns, &mut lost));
         let objects = lasting.take();
         lost.insert("wait_objects_unread".to_owned(), objects.unread);
         names.knows(asleep.calls(), objects);
         lost.insert("births_full".to_owned(), births.lost);
         lost.insert("records_given_up".to_owned(), past.given_up());
-        Recorded { past: Spread::new(past), births, deaths, lost, names }
+        Recorded { past: Spread::new(past), births, deaths, lost, names, reclaim }
     }
 }
 

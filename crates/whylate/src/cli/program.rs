@@ -10,11 +10,13 @@ use clap::Args;
 use jiff::tz::TimeZone;
 use whylate_model::Cgroup;
 use whylate_model::culprits::By;
-use whylate_model::path::Query;
 use whylate_model::path::budget::{OutsideState, ProgramReport, budget};
 use whylate_model::path::history::Name;
 use whylate_model::path::watched::Watched;
+use whylate_model::path::{Query, ThreadRecords};
+use whylate_model::reclaim::ReclaimRecords;
 use whylate_model::units::format_ns;
+use whylate_sources::AttachError;
 use whylate_sources::kernel::{cgroups, clock};
 use whylate_sources::paths::{Member, Program, Recorded, Recorder, Stopped, StoppedThreads, SwitchCounts, priority};
 
@@ -137,7 +139,8 @@ pub fn run(program: &Program, duration_ns: u64, shown: &Shown) -> anyhow::Result
     let known: BTreeMap<u32, OutsideState> = threads.iter().map(|(&tid, member)| (tid, known(tid, member))).collect();
     ensure_there(program, !threads.is_empty())?;
     let unfinished = switches.unfinished_waits();
-    let Recorded { past, births, deaths, mut lost, mut names } = recorder.finish(to_ns);
+    let Recorded { past, births, deaths, mut lost, mut names, reclaim } = recorder.finish(to_ns);
+    let (records, limitation) = thread_records(reclaim);
     let deaths: BTreeMap<u32, u64> = deaths.into_iter().collect();
     let asked: Vec<Query> = threads
         .iter()
@@ -165,7 +168,7 @@ pub fn run(program: &Program, duration_ns: u64, shown: &Shown) -> anyhow::Result
         back(at_ns)
     };
     let mut past = Watched::new(past, &mut goes_on);
-    let budget = budget(&mut past, &asked, &known, &(), &mut names);
+    let budget = budget(&mut past, &asked, &known, &(), &mut names, &records);
     if let Some(error) = past.past.past.take_error() {
         return Err(error).context("cannot read what was kept in a temporary file");
     }
@@ -190,6 +193,7 @@ pub fn run(program: &Program, duration_ns: u64, shown: &Shown) -> anyhow::Result
         unfinished,
         throttled,
         lost,
+        limitation,
     };
     let mut out = io::BufWriter::new(io::stdout().lock());
     if shown.is_json {
@@ -202,6 +206,13 @@ pub fn run(program: &Program, duration_ns: u64, shown: &Shown) -> anyhow::Result
         text::write(&mut out, &seen, ranking.as_ref(), &screen, &mut priority)?;
     }
     Ok(out.flush()?)
+}
+
+/// Returns what is known of the threads beside the timeline, or what is not known, and why.
+pub fn thread_records(reclaim: Result<ReclaimRecords, AttachError>) -> (ThreadRecords, Option<String>) {
+    let reclaim = reclaim.map_err(|error| format!("memory stalls are not known: {:#}", anyhow::Error::from(error)));
+    let limitation = reclaim.as_ref().err().cloned();
+    (ThreadRecords { reclaim: reclaim.unwrap_or_default() }, limitation)
 }
 
 /// Returns an error if the program has no thread.

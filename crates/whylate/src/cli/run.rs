@@ -32,6 +32,7 @@ use whylate_sources::paths::{Recorded, Recorder};
 use crate::cli::SUCCESS;
 use crate::cli::arguments::Verbosity;
 use crate::cli::import::{self, switches};
+use crate::cli::program::thread_records;
 use crate::engine::progress::Progress;
 use crate::files;
 use crate::json::write_line;
@@ -156,11 +157,11 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
         }
     };
     let status = ended.status.code().or_else(|| ended.status.signal().map(|signal| 128 + signal));
-    let (explained, lost, members) = explained(recorder.finish(ended.to_ns), &ended)?;
+    let Seen { explained, lost, members, limitations } = explained(recorder.finish(ended.to_ns), &ended)?;
     let mut out = Fit::stderr(!arguments.json);
     if arguments.json {
         let (command, explained) = (name.to_string_lossy().into_owned(), explained.clone());
-        write_line(&mut out, &CommandReport { command, explained, lost, ..CommandReport::default() })?;
+        write_line(&mut out, &CommandReport { command, explained, lost, limitations, ..CommandReport::default() })?;
     } else {
         // The command may have written anything above.
         writeln!(out)?;
@@ -173,6 +174,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
             more: arguments.more(),
         };
         text::write(&mut out, &name.to_string_lossy(), &explained, &shown)?;
+        for limitation in limitations.iter().flatten() {
+            writeln!(out, "{limitation}")?;
+        }
     }
     out.flush()?;
     if let Some((path, form)) = form {
@@ -261,8 +265,18 @@ fn run_and_poll(mut command: Command, signals: &Signals, poll: &mut dyn FnMut())
     Ok(ended)
 }
 
-fn explained(recorded: Recorded, ended: &Ended) -> anyhow::Result<(Explained, BTreeMap<String, u64>, Members)> {
-    let Recorded { past, births, lost, mut names, .. } = recorded;
+/// What was seen of the command.
+struct Seen {
+    explained: Explained,
+    lost: BTreeMap<String, u64>,
+    members: Members,
+    /// What is not known here, and why.
+    limitations: Option<Vec<String>>,
+}
+
+fn explained(recorded: Recorded, ended: &Ended) -> anyhow::Result<Seen> {
+    let Recorded { past, births, mut lost, mut names, reclaim, .. } = recorded;
+    let (records, limitation) = thread_records(reclaim);
     let members = births.descendants_of(ended.tid);
     let Ended { tid, from_ns, to_ns, .. } = *ended;
     let asked = Query { tid, from_ns, to_ns, is_wait: false, is_command: true };
@@ -271,9 +285,10 @@ fn explained(recorded: Recorded, ended: &Ended) -> anyhow::Result<(Explained, BT
     let mut goes_on = || true;
     let mut back = progress.back(from_ns, to_ns, &mut goes_on);
     let mut past = Watched::new(past, &mut back);
-    let explained = explain(&mut Marked { past: &mut past, members: &members }, asked, &(), &mut names);
+    let explained = explain(&mut Marked { past: &mut past, members: &members }, asked, &(), &mut names, &records);
     if let Some(error) = past.past.past.take_error() {
         return Err(error).context("cannot read what was kept in a temporary file");
     }
-    Ok((explained, lost.into_iter().filter(|(_, count)| *count > 0).collect(), members))
+    lost.retain(|_, count| *count > 0);
+    Ok(Seen { explained, lost, members, limitations: limitation.map(|limitation| vec![limitation]) })
 }

@@ -21,7 +21,7 @@ use self::priorities::{with_names_alone, with_priorities};
 use super::fit::fitted;
 use super::overview::Screen;
 use super::table::Table;
-use super::{footer, path, text_of, why};
+use super::{footer, path, reclaim, text_of, why};
 
 /// States and waits below this share of the program's time are merged.
 const SHOWN_PERCENT: f64 = 1.0;
@@ -63,6 +63,8 @@ pub fn write(
     let columns = screen.columns.unwrap_or(usize::MAX);
     let states = states(&seen.budget);
     let mut lines = fitted(&sentence(seen, &states), columns);
+    let reclaim = seen.budget.reclaim.iter().filter_map(|sum| reclaim::sentence(sum, seen.budget.total_ns));
+    lines.extend(reclaim.flat_map(|reclaim| fitted(&reclaim, columns)));
     for (path, ns) in &seen.throttled {
         let path = printable(path);
         let throttled =
@@ -73,6 +75,9 @@ pub fn write(
         let children = if seen.children == 1 { "child process, which is" } else { "child processes, which are" };
         let left_out = format!("The process has {} {children} not included: see --comm and --cgroup.", seen.children);
         lines.extend(fitted(&left_out, columns));
+    }
+    if let Some(limitation) = &seen.limitation {
+        lines.extend(fitted(limitation, columns));
     }
     if let Some(ranking) = ranking {
         let culprits = text_of(|out| write_culprits(out, ranking, screen.is_verbose));
@@ -108,7 +113,9 @@ fn percent(ns: u64, budget: &Budget) -> f64 {
 fn states(budget: &Budget) -> Vec<State<'_>> {
     let plain =
         |name: &str, ns| State { name: name.to_owned(), phrase: name.to_owned(), ns, waits: None, is_by_design: false };
-    let mut states = vec![plain("on CPU", budget.on_cpu_ns)];
+    let reclaim_ns: u64 = budget.reclaim.iter().map(|reclaim| reclaim.on_cpu_ns).sum();
+    let mut states = vec![plain("on CPU", budget.on_cpu_ns.saturating_sub(reclaim_ns))];
+    states.extend((reclaim_ns > 0).then(|| plain("reclaiming memory on CPU", reclaim_ns)));
     states.extend((budget.own_sleep_ns > 0).then(|| plain("sleeping voluntarily", budget.own_sleep_ns)));
     let ready = || State { waits: Some(&budget.ready), ..plain("waiting for a CPU", budget.ready.ns) };
     states.extend((budget.ready.ns > 0).then(ready));
@@ -353,6 +360,7 @@ mod tests {
             budget,
             unfinished: Vec::new(),
             throttled: BTreeMap::new(),
+            limitation: None,
             lost: BTreeMap::new(),
         }
     }
@@ -386,6 +394,7 @@ mod tests {
                     part(81, Thread, "cron-job:26536", 1, service),
                 ],
             }],
+            reclaim: Vec::new(),
         };
         ProgramReport {
             throttled: BTreeMap::from([("/a/b".to_owned(), 300 * MS)]),
