@@ -42,6 +42,7 @@ enum bpf_map_type {
 
 enum {
 	BPF_ANY = 0,
+	BPF_RB_NO_WAKEUP = 1,
 	BPF_RB_AVAIL_DATA = 0,
 	BPF_RB_RING_SIZE = 1,
 	BPF_RINGBUF_HDR_SZ = 8,
@@ -125,6 +126,11 @@ struct rw_semaphore {
 
 struct rt_mutex_base {
 	struct task_struct *owner;
+};
+
+/* With PREEMPT_RT: what an rw_semaphore consists of. */
+struct rwbase_rt {
+	struct rt_mutex_base rtmutex;
 };
 
 struct rt_mutex_waiter {
@@ -462,31 +468,60 @@ struct kvm_steal_time {
 };
 
 struct qstr {
+	u32 len;
 	const unsigned char *name;
 };
 
 struct super_block {
 	unsigned long s_magic;
+	u32 s_dev;
+	struct dentry *s_root;
+};
+
+struct hlist_node {
+	struct hlist_node *next, **pprev;
+};
+
+struct hlist_head {
+	struct hlist_node *first;
 };
 
 struct dentry {
 	struct qstr d_name;
+	struct dentry *d_parent;
+	struct super_block *d_sb;
+	union {
+		struct hlist_node d_alias;
+	} d_u;
 };
 
 struct path {
 	struct dentry *dentry;
 };
 
+struct address_space {
+	struct inode *host;
+};
+
+struct pipe_inode_info {
+	struct mutex mutex;
+};
+
 struct inode {
 	struct super_block *i_sb;
 	unsigned long i_ino;
+	unsigned int i_nlink;
 	struct rw_semaphore i_rwsem;
+	struct hlist_head i_dentry;
+	struct address_space i_data;
+	struct pipe_inode_info *i_pipe;
 };
 
 struct file {
 	void *private_data;
 	struct inode *f_inode;
 	struct path f_path;
+	struct mutex f_pos_lock;
 };
 
 struct vm_area_struct {

@@ -390,13 +390,23 @@ impl PathBuilder {
         }
     }
 
+    /// Adds to a kernel lock the thread that ended the wait: it released the lock, after those that had it earlier.
+    fn with_last_holder(&self, wait: &Wait, mut known: Known) -> Known {
+        if let (Some(Waker::Thread(tid)), Some(object)) = (wait.by, &mut known.object)
+            && let Some(name) = self.names.get(&tid).filter(|_| object.is_kernel_lock())
+        {
+            object.add_last_holder(ActorName::thread(name.text(), tid).to_string());
+        }
+        known
+    }
+
     /// Returns the path in order of time.
     pub fn finish(mut self, names: &mut dyn Names) -> Path {
         if self.is_folded {
             self.fold(None);
         }
         self.resolve_names(names);
-        let waits: Vec<Known> = self.waits.iter().map(|wait| wait.known(names)).collect();
+        let waits: Vec<Known> = self.waits.iter().map(|wait| self.with_last_holder(wait, wait.known(names))).collect();
         let depth = |mut wait: Option<usize>| {
             let mut depth = 0;
             while let Some(at) = wait {

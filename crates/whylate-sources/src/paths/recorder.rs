@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Records the scheduling timeline of all CPUs over any length of time, in bounded memory.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::Path;
+use std::rc::Rc;
 
 use anyhow::Context as _;
 use rustix::fs::{CWD, Mode, OFlags, fstatvfs, openat};
@@ -13,7 +15,9 @@ use whylate_model::path::packed::Packed;
 use whylate_model::path::stolen::Spread;
 
 use super::asleep::Asleep;
+use super::contended::{ContendedLocks, LoadingLocks};
 use super::lasting::LastingWaits;
+use super::lock_waits::LockWaits;
 use super::names::PathNames;
 use super::ran::RanThreads;
 use crate::cpu_account::{Edges, Stream};
@@ -49,6 +53,8 @@ pub struct Recorder {
     births: Births,
     asleep: Asleep,
     lasting: LastingWaits,
+    /// `None`: this kernel does not show the locks of short waits.
+    locks: Option<ContendedLocks>,
     deaths: Vec<(u32, u64)>,
     ran: RanThreads,
     /// Start of the span that is explained.
@@ -79,6 +85,7 @@ impl Recorder {
     pub fn start() -> Result<Self, AttachError> {
         silence_libbpf();
         let _once = ReadOnce::begin();
+        let locks = LoadingLocks::begin();
         let session = Session::of_one();
         let edges = Edges::attach()?;
         let stream = edges.stream().context("the account keeps no wakeups")?;
@@ -88,7 +95,9 @@ impl Recorder {
         let symbols = session.symbols();
         // At the end of the span, the user waits for the answer.
         symbols.load();
-        let names = PathNames::new(symbols);
+        let lock_waits = Rc::<RefCell<LockWaits>>::default();
+        let locks = locks.attach(&lock_waits).ok();
+        let names = PathNames::new(symbols, lock_waits);
         let (lasting, asleep) = LastingWaits::start();
         Ok(Recorder {
             edges,
@@ -98,6 +107,7 @@ impl Recorder {
             births: Births::default(),
             asleep,
             lasting,
+            locks,
             deaths: Vec::new(),
             ran: RanThreads::default(),
             span_from_ns: u64::MAX,
@@ -118,6 +128,7 @@ impl Recorder {
     }
 
     fn take_in_by(&mut self, read: Read, until_ns: u64) {
+        self.locks.iter().for_each(ContendedLocks::take_in);
         let (past, births, asleep) = (&mut self.past, &mut self.births, &mut self.asleep);
         let (deaths, ran, span_from_ns) = (&mut self.deaths, &mut self.ran, self.span_from_ns);
         read(&mut self.stream, until_ns, &mut |cpu, slice| {
@@ -167,6 +178,8 @@ impl Recorder {
         for (reason, count) in self.edges.take_lost() {
             *self.lost.entry(reason.to_owned()).or_default() += count;
         }
+        let unkept = self.locks.as_mut().map_or(0, ContendedLocks::take_lost);
+        self.lost.insert("lock_waits_unread".to_owned(), unkept);
         let Recorder { past, births, asleep, lasting, deaths, mut lost, mut names, .. } = self;
         let objects = lasting.take();
         lost.insert("wait_objects_unread".to_owned(), objects.unread);

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Kernel locks for which threads waited 10 to 20 ms: each wait has the lock and the thread that held it, and never a wrong one.
+
+#[allow(unsafe_code)]
+#[path = "kernel_contended_locks/kinds.rs"]
+mod kinds;
+mod support;
+
+use std::collections::BTreeMap;
+use std::env;
+use std::io::{BufRead as _, BufReader, Write as _, stdin};
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use support::machine::lock::share_machine;
+use whylate_model::object::Object;
+use whylate_model::path::{Path, PathBuilder, Query, walk};
+use whylate_sources::kernel::clock;
+use whylate_sources::paths::{Recorded, Recorder};
+
+use self::kinds::Truth;
+
+/// Environment variable of the process that contends.
+const CONTENDS: &str = "WHYLATE_TEST_CONTENDS";
+const POLL: Duration = Duration::from_millis(20);
+const MAX_TIME: Duration = Duration::from_secs(120);
+/// Minimum time of a wait that must have its lock.
+const LONG_NS: u64 = 1_000_000;
+
+/// Contends for locks, and prints who waited for what.
+#[test]
+fn contending_process() -> Result<()> {
+    if env::var_os(CONTENDS).is_none() {
+        return Ok(());
+    }
+    let mut line = String::new();
+    stdin().read_line(&mut line)?;
+    for truth in kinds::contend()? {
+        println!("\ntruth\t{truth}");
+    }
+    println!("\nend");
+    Ok(())
+}
+
+/// Records the process. Returns what it printed, each wait with the path of that time.
+fn recorded() -> Result<Vec<(Truth, Path)>> {
+    let mut command = Command::new(env::current_exe()?);
+    command.args(["--exact", "contending_process", "--nocapture"]).env(CONTENDS, "1");
+    let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+    let (mut input, output) = (process.stdin.take().context("an input")?, process.stdout.take().context("an output")?);
+    let mut recorder = Recorder::start()?;
+    recorder.span_begins(clock::monotonic_ns());
+    writeln!(input)?;
+    let began = Instant::now();
+    let lines = thread::scope(|scope| -> Result<Vec<String>> {
+        let reader = scope.spawn(move || BufReader::new(output).lines().map_while(Result::ok).collect::<Vec<_>>());
+        while !reader.is_finished() {
+            ensure!(began.elapsed() < MAX_TIME, "the process has not ended its waits in {MAX_TIME:?}");
+            thread::sleep(POLL);
+            recorder.take_in();
+        }
+        Ok(reader.join().expect("no panic"))
+    })?;
+    recorder.span_ends();
+    process.wait()?;
+    let Recorded { mut past, lost, mut names, .. } = recorder.finish(clock::monotonic_ns());
+    ensure!(lost.get("lock_waits_unread") == Some(&0), "{lost:?}");
+    let truths: Vec<Truth> = lines.iter().filter_map(|line| Truth::parse(line.strip_prefix("truth\t")?)).collect();
+    let asked = |&Truth { waiter: tid, from_ns, to_ns, .. }: &Truth| Query {
+        tid,
+        from_ns,
+        to_ns,
+        is_wait: false,
+        is_command: false,
+    };
+    let asked: Vec<Query> = truths.iter().map(asked).collect();
+    let mut found: Vec<PathBuilder> = asked.iter().map(|_| PathBuilder::default()).collect();
+    walk(&mut past, &asked, &(), &mut |number, finding| found[number].add(finding));
+    let paths = found.into_iter().map(|found| found.finish(&mut names));
+    Ok(truths.into_iter().zip(paths).collect())
+}
+
+/// Returns the locks of the kernel for which the thread itself waited.
+fn locks_of(path: &Path) -> Vec<&Object> {
+    let outer = path.segments.iter().filter(|segment| segment.depth == 1);
+    let mut locks: Vec<&Object> = outer.filter_map(|segment| segment.object.as_deref()).collect();
+    locks.retain(|object| object.is_kernel_lock());
+    locks.dedup();
+    locks
+}
+
+#[test]
+fn waits_for_kernel_locks_have_lock_and_holder() -> Result<()> {
+    let Some(_lock) = share_machine() else { return Ok(()) };
+    let (mut wrong, mut missing, mut right) = (Vec::new(), Vec::new(), BTreeMap::<String, u32>::new());
+    for (truth, path) in recorded()? {
+        let locks = locks_of(&path);
+        // A thread may wait for its process's memory besides.
+        wrong.extend(
+            locks.iter().filter(|of| truth.is_of_kind(of) && !truth.is_true(of)).map(|of| format!("{truth}: {of:?}")),
+        );
+        match locks.iter().any(|object| truth.is_true(object)) {
+            true => *right.entry(truth.what.clone()).or_default() += 1,
+            false if truth.ns() < LONG_NS => println!("short: {truth}"),
+            false => missing.push(format!("{truth}: {:?}", locks.iter().map(ToString::to_string).collect::<Vec<_>>())),
+        }
+    }
+    println!("right: {right:?}");
+    ensure!(wrong.is_empty() && missing.is_empty(), "wrong: {wrong:#?}, missing: {missing:#?}");
+    ensure!(right.len() == kinds::KINDS, "waits of some kinds were all short: {right:?}");
+    Ok(())
+}
