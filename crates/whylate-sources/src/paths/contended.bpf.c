@@ -270,12 +270,14 @@ static __always_inline void read_contended(struct contending *of, u32 flags)
 		wait.kind = LOCK_SEMAPHORE;
 	}
 	of->kind = wait.kind;
-	/* The last reader may have released the lock, and exited. */
-	if (!wait.holder || wait.kind == LOCK_RWSEM_READERS)
+	if (!wait.holder)
 		return;
 	holder = (const struct task_struct *)wait.holder;
-	of->holder = own_namespace ? (u32)number_by_address(&wait.holder) : (u32)BPF_CORE_READ(holder, pid);
-	BPF_CORE_READ_STR_INTO(&of->holder_name, holder, comm);
+	/* The last reader may have released the lock, and exited. It shows whose memory map it is all the same, if that has this lock. */
+	if (wait.kind != LOCK_RWSEM_READERS) {
+		of->holder = own_namespace ? (u32)number_by_address(&wait.holder) : (u32)BPF_CORE_READ(holder, pid);
+		BPF_CORE_READ_STR_INTO(&of->holder_name, holder, comm);
+	}
 	if (wait.kind != LOCK_MUTEX && is_of_memory(BPF_CORE_READ(holder, mm), of->lock) &&
 	    BPF_CORE_READ(holder, tgid) != (int)(bpf_get_current_pid_tgid() >> 32)) {
 		u64 leader = (u64)BPF_CORE_READ(holder, group_leader);

@@ -17,9 +17,16 @@ use anyhow::{Context as _, Result, bail, ensure};
 use whylate_model::object::Object;
 use whylate_sources::kernel::clock;
 
+use super::CONTENDS;
+
+/// What precedes an answer of the process that reads.
+const READ: &str = "read ";
 /// Number of kinds, of waits of each, and the time for which a lock is held.
 pub const KINDS: usize = 6;
 const ROUNDS: usize = 20;
+/// No further round of a kind starts after this time, but for the first ones.
+const MAX_TIME: Duration = Duration::from_secs(6);
+const MIN_ROUNDS: usize = 3;
 const HELD: Duration = Duration::from_millis(10);
 
 /// A wait that is over.
@@ -51,10 +58,6 @@ impl Truth {
             from_ns: next()?.parse().ok()?,
             to_ns: next()?.parse().ok()?,
         })
-    }
-
-    pub fn ns(&self) -> u64 {
-        self.to_ns - self.from_ns
     }
 
     /// Returns whether the object has this kind.
@@ -152,6 +155,12 @@ fn map(bytes: usize) -> Result<usize> {
     Ok(memory as usize)
 }
 
+/// Returns the numbers of the rounds of one kind: fewer on a busy machine.
+fn rounds() -> impl Iterator<Item = usize> {
+    let began = Instant::now();
+    (0..ROUNDS).take_while(move |&round| round < MIN_ROUNDS || began.elapsed() < MAX_TIME)
+}
+
 type Job = Box<dyn FnOnce() + Send>;
 /// Start and end of a job (CLOCK_MONOTONIC).
 type Span = (u64, u64);
@@ -243,7 +252,7 @@ fn new_truth(what: &str, waiter: &Actor, kind: &str, path: &Path, holders: &str,
 /// The mutex of a pipe, which a writer holds while it copies.
 fn pipes(truths: &mut Vec<Truth>) -> Result<()> {
     let (holder, waiter) = (Actor::start("pipe holder")?, Actor::start("pipe waiter")?);
-    for _ in 0..ROUNDS {
+    for _ in rounds() {
         let (_reader, writer) = std::io::pipe()?;
         let writer = File::from(std::os::fd::OwnedFd::from(writer));
         let mut other = writer.try_clone()?;
@@ -261,7 +270,7 @@ fn file_at(path: &Path) -> Result<File> {
 /// The lock of an inode, which a writer holds while it copies.
 fn inodes(root: &Path, truths: &mut Vec<Truth>) -> Result<()> {
     let (holder, waiter) = (Actor::start("inode holder")?, Actor::start("inode waiter")?);
-    for round in 0..ROUNDS {
+    for round in rounds() {
         let path = root.join(format!("inode {round}"));
         let (file, mut other) = (file_at(&path)?, file_at(&path)?);
         let wait: Job = Box::new(move || drop(other.write_all(b"x")));
@@ -275,7 +284,7 @@ fn inodes(root: &Path, truths: &mut Vec<Truth>) -> Result<()> {
 fn queues(root: &Path, truths: &mut Vec<Truth>) -> Result<()> {
     let (holder, next, waiter) =
         (Actor::start("queue holder")?, Actor::start("queue next")?, Actor::start("queue waiter")?);
-    for round in 0..ROUNDS {
+    for round in rounds() {
         let path = root.join(format!("queue {round}"));
         let (file, other, mut last) = (file_at(&path)?, file_at(&path)?, file_at(&path)?);
         let page = std::sync::Arc::new(MissingPage::new()?);
@@ -300,7 +309,7 @@ fn queues(root: &Path, truths: &mut Vec<Truth>) -> Result<()> {
 /// The lock of a directory's inode, which a reader of the directory holds while it copies.
 fn directories(root: &Path, truths: &mut Vec<Truth>) -> Result<()> {
     let (holder, waiter) = (Actor::start("dir holder")?, Actor::start("dir waiter")?);
-    for round in 0..ROUNDS {
+    for round in rounds() {
         let path = root.join(format!("directory {round}"));
         fs::create_dir(&path)?;
         let (directory, new) = (File::open(&path)?, path.join("new"));
@@ -364,23 +373,24 @@ fn memory(truths: &mut Vec<Truth>) -> Result<()> {
     let page = map(PAGE)?;
     let pid = std::process::id();
     let own_name = fs::read_to_string("/proc/self/comm")?;
-    let script = format!(
-        "import sys,time\nfor line in sys.stdin:\n t=time.monotonic_ns(); open('/proc/{pid}/smaps_rollup').read()\n \
-         print(t,time.monotonic_ns(),flush=True)"
-    );
-    let mut command = Command::new("python3");
-    let mut reader = command.args(["-c", &script]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+    let mut command = Command::new(std::env::current_exe()?);
+    command.args(["--exact", "contending_process", "--nocapture"]).env(CONTENDS, pid.to_string());
+    let mut reader = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
     let mut ask = reader.stdin.take().context("an input")?;
     let mut answers = BufReader::new(reader.stdout.take().context("an output")?).lines();
-    let mut next_answer = || -> Result<Span> {
-        let line = answers.next().context("python3 has ended")??;
-        let (from_ns, to_ns) = line.split_once(' ').context("two numbers")?;
-        Ok((from_ns.parse()?, to_ns.parse()?))
+    let mut next_answer = || -> Result<(u32, Span)> {
+        loop {
+            let line = answers.next().context("the reader has ended")??;
+            let Some(numbers) = line.strip_prefix(READ) else { continue };
+            let mut numbers = numbers.split(' ').map(str::parse::<u64>);
+            let mut next = || numbers.next().context("a number");
+            break Ok((next()??.try_into()?, (next()??, next()??)));
+        }
     };
     // It has started once it answers.
     writeln!(ask)?;
     next_answer()?;
-    for _ in 0..ROUNDS {
+    for _ in rounds() {
         let (begins, began) = channel();
         let theirs = std::sync::Arc::clone(&memory);
         holder.begin(move || {
@@ -397,13 +407,25 @@ fn memory(truths: &mut Vec<Truth>) -> Result<()> {
         let span = waiter.end()?;
         truths.push(new_truth("memory", &waiter, "memory_lock", Path::new(""), &holder.label(), span));
         let process = format!("{}:{pid}", own_name.trim_end());
-        let (from_ns, to_ns) = next_answer()?;
-        let (waiter, what) = (reader.id(), "other memory".to_owned());
+        let (waiter, (from_ns, to_ns)) = next_answer()?;
+        let what = "other memory".to_owned();
         truths.push(Truth { waiter, process, from_ns, to_ns, what, ..truths[truths.len() - 1].clone() });
         holder.end()?;
     }
     drop(ask);
     reader.wait()?;
+    Ok(())
+}
+
+/// Reads how much memory a process has, whenever it is asked.
+pub fn read_memory(pid: &str) -> Result<()> {
+    for line in std::io::stdin().lines() {
+        line?;
+        let from_ns = clock::monotonic_ns();
+        fs::read(format!("/proc/{pid}/smaps_rollup"))?;
+        let tid = rustix::thread::gettid().as_raw_nonzero();
+        println!("\n{READ}{tid} {from_ns} {}", clock::monotonic_ns());
+    }
     Ok(())
 }
 
