@@ -119,13 +119,13 @@ fn waits_for_kernel_locks_have_lock_and_holder() -> Result<()> {
         );
         match locks.iter().any(|object| truth.is_true(object)) {
             true => *right.entry(truth.what.clone()).or_default() += 1,
-            // On a busy machine most of the time may have been for a CPU.
-            false if blocked_ns(&path) < LONG_NS => println!("short: {truth}"),
+            // On a busy machine most of the time may have been for a CPU, in so many parts that equal ones are summed.
+            false if path.is_folded || blocked_ns(&path) < LONG_NS => println!("not judged: {truth}"),
             false => missing.push(format!("{truth}: {}", shown(&path))),
         }
     }
     println!("right: {right:?}");
     ensure!(wrong.is_empty() && missing.is_empty(), "wrong: {wrong:#?}, missing: {missing:#?}");
-    ensure!(right.len() == kinds::KINDS, "waits of some kinds were all short: {right:?}");
+    ensure!(right.len() == kinds::KINDS, "no wait of some kinds was judged: {right:?}");
     Ok(())
 }
