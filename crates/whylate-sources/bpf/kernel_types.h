@@ -330,6 +330,8 @@ struct pid {
 
 struct mm_struct {
 	struct rw_semaphore mmap_lock;
+	/* With CONFIG_MEMCG. */
+	struct task_struct *owner;
 };
 
 struct file;

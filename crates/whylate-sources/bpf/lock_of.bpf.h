@@ -32,6 +32,19 @@ static __always_inline bool is_of_memory(const struct mm_struct *memory, u64 loc
 	       is_in_rwsem(lock, (u64)memory + bpf_core_field_offset(struct mm_struct, mmap_lock));
 }
 
+/* Returns a thread with the memory map whose lock this is; NULL if it is none. The map and the thread point to each other. */
+static __always_inline const struct task_struct *owner_of_memory(u64 rwsem)
+{
+	const struct mm_struct *memory = NULL;
+	const struct task_struct *owner;
+
+	if (!bpf_core_field_exists(memory->mmap_lock) || !bpf_core_field_exists(memory->owner))
+		return NULL;
+	memory = (const void *)(rwsem - bpf_core_field_offset(struct mm_struct, mmap_lock));
+	owner = BPF_CORE_READ(memory, owner);
+	return owner && BPF_CORE_READ(owner, mm) == memory ? owner : NULL;
+}
+
 static __always_inline bool is_of_inode(const struct inode *inode, u64 lock)
 {
 	return inode && is_in_rwsem(lock, (u64)inode + bpf_core_field_offset(struct inode, i_rwsem));

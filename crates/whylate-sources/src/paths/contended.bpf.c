@@ -30,7 +30,7 @@ enum contended_limits {
 	CONTENDING_THREADS = 1 << 13,
 	PATH_NAMES = 10,
 	NAME_BYTES = 72,
-	CHECKED_WORDS = 9,
+	CHECKED_WORDS = 7,
 };
 
 /* Wait of a thread for a lock since its latest contention_begin: a mutex has several, as the lock passes from owner to owner. */
@@ -43,15 +43,12 @@ struct contending {
 			u64 since_ns;
 			/* TID of the owner, in whylate's PID namespace; 0: unknown. */
 			u32 holder;
-			/* PID of the owner's process, if that is another one, and the lock is that of its memory map. */
-			u32 memory_of;
-			char holder_name[16];
-			char memory_name[16];
 			/* enum lock_kind */
 			u16 kind;
 			/* It runs, and spins. */
 			u16 is_spinning;
-			u32 _unused;
+			char holder_name[16];
+			u64 _unused;
 		};
 		u64 words[CHECKED_WORDS];
 	};
@@ -196,10 +193,22 @@ static __always_inline void read_descriptor(struct contended_wait *wait, struct 
 
 static __always_inline void find_lock_of(struct contended_wait *wait, struct task_struct *task)
 {
+	const struct task_struct *owner;
 	const struct inode *inode;
 
-	if (wait->memory_of || is_of_memory(BPF_CORE_READ(task, mm), wait->lock)) {
+	if (is_of_memory(BPF_CORE_READ(task, mm), wait->lock)) {
 		wait->lock_of = LOCK_OF_MEMORY;
+		return;
+	}
+	owner = owner_of_memory(wait->lock);
+	if (!owner && bpf_core_type_exists(struct rwbase_rt))
+		owner = owner_of_memory(wait->lock - bpf_core_field_offset(struct rwbase_rt, rtmutex));
+	if (owner) {
+		u64 leader = (u64)BPF_CORE_READ(owner, group_leader);
+
+		wait->lock_of = LOCK_OF_MEMORY;
+		wait->memory_of = own_namespace ? (u32)number_by_address(&leader) : (u32)BPF_CORE_READ(owner, tgid);
+		BPF_CORE_READ_STR_INTO(&wait->memory_name, owner, group_leader, comm);
 		return;
 	}
 	inode = wait->kind != LOCK_MUTEX ? inode_of_lock(wait->lock) : NULL;
@@ -224,9 +233,7 @@ __noinline int send_wait(const struct contending *of, struct contended_wait *wai
 	wait->kind = of->kind;
 	wait->is_spinning = of->is_spinning;
 	wait->holder = of->holder;
-	wait->memory_of = of->memory_of;
 	__builtin_memcpy(wait->holder_name, of->holder_name, sizeof(wait->holder_name));
-	__builtin_memcpy(wait->memory_name, of->memory_name, sizeof(wait->memory_name));
 	wait->tid = shown_number(task);
 	find_lock_of(wait, task);
 	size = __builtin_offsetof(struct contended_wait, names) + wait->count * NAME_BYTES;
@@ -270,21 +277,12 @@ static __always_inline void read_contended(struct contending *of, u32 flags)
 		wait.kind = LOCK_SEMAPHORE;
 	}
 	of->kind = wait.kind;
-	if (!wait.holder)
+	/* The last reader may have released the lock, and exited. */
+	if (!wait.holder || wait.kind == LOCK_RWSEM_READERS)
 		return;
 	holder = (const struct task_struct *)wait.holder;
-	/* The last reader may have released the lock, and exited. It shows whose memory map it is all the same, if that has this lock. */
-	if (wait.kind != LOCK_RWSEM_READERS) {
-		of->holder = own_namespace ? (u32)number_by_address(&wait.holder) : (u32)BPF_CORE_READ(holder, pid);
-		BPF_CORE_READ_STR_INTO(&of->holder_name, holder, comm);
-	}
-	if (wait.kind != LOCK_MUTEX && is_of_memory(BPF_CORE_READ(holder, mm), of->lock) &&
-	    BPF_CORE_READ(holder, tgid) != (int)(bpf_get_current_pid_tgid() >> 32)) {
-		u64 leader = (u64)BPF_CORE_READ(holder, group_leader);
-
-		of->memory_of = own_namespace ? (u32)number_by_address(&leader) : (u32)BPF_CORE_READ(holder, tgid);
-		BPF_CORE_READ_STR_INTO(&of->memory_name, holder, group_leader, comm);
-	}
+	of->holder = own_namespace ? (u32)number_by_address(&wait.holder) : (u32)BPF_CORE_READ(holder, pid);
+	BPF_CORE_READ_STR_INTO(&of->holder_name, holder, comm);
 }
 
 SEC("tp_btf/contention_begin")

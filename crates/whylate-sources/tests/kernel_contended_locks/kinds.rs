@@ -14,7 +14,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use whylate_model::object::Object;
+use whylate_model::object::{Object, ObjectKind};
 use whylate_sources::kernel::clock;
 
 use super::CONTENDS;
@@ -63,6 +63,11 @@ impl Truth {
     /// Returns whether the object has this kind.
     pub fn is_of_kind(&self, object: &Object) -> bool {
         serde_json::to_value(object.kind).ok().as_ref().and_then(|kind| kind.as_str()) == Some(&self.kind)
+    }
+
+    /// Returns whether the object is a lock of the kernel without its name.
+    pub fn is_nameless(&self, object: &Object) -> bool {
+        self.what == "other memory" && object.kind == ObjectKind::KernelLock && object.symbol.is_none()
     }
 
     /// Returns whether all that the object says is true, and the last holder is named.
