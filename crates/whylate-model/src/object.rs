@@ -209,8 +209,9 @@ impl Object {
     /// one address are the same object.
     pub fn is_same(&self, other: &Object) -> bool {
         let own = |of: &Object| if of.remote.is_some() { (None, None) } else { (of.inode, of.local.clone()) };
-        // A lock may be held by readers now and by a writer then.
-        let key = |of: &Object| (of.kind, of.is_deleted, own(of), of.address, of.id, of.any_of.len());
+        // An rwsem may be held by readers now and by a writer then.
+        let lock = |of: &Object| of.lock.map(|lock| if lock == Lock::RwsemReaders { Lock::Rwsem } else { lock });
+        let key = |of: &Object| (of.kind, of.is_deleted, own(of), of.address, of.id, lock(of), of.any_of.len());
         let names = |of: &Object| [&of.path, &of.remote, &of.mount, &of.process, &of.symbol].map(Clone::clone);
         key(self) == key(other)
             && names(self) == names(other)
@@ -286,9 +287,10 @@ impl Object {
         matches!(self.kind, MemoryLock | InodeLock | PipeLock | PositionLock | KernelLock)
     }
 
-    /// Adds the thread that released a kernel lock last, before those that had it earlier.
+    /// Puts the thread that released a kernel lock last before those that had it earlier.
     pub fn add_last_holder(&mut self, who: String) {
-        if self.peers.iter().any(|peer| peer.process.who == who) {
+        if let Some(at) = self.peers.iter().position(|peer| peer.process.who == who) {
+            self.peers[..=at].rotate_right(1);
             return;
         }
         self.peers.truncate(MAX_PEERS - 1);

@@ -66,7 +66,7 @@ impl Mounts {
         self.lines().find(|mount| mount.id == Some(id)).is_some_and(|mount| mount.is_local(own))
     }
 
-    /// Returns where these mounts show a path within the file system of a device, if they do.
+    /// Returns where these mounts show a path within the file system of a device, if they do: other mounts may hide it.
     pub(crate) fn path_of(&self, device: Device, path: &str) -> Option<String> {
         let visible = |mount: Mount<'_>| {
             let root = unescaped(mount.root);
@@ -76,13 +76,25 @@ impl Mounts {
             }
             let below = unescaped(mount.point);
             let path = format!("{}{rest}", below.trim_end_matches('/'));
-            Some(if path.is_empty() { "/".to_owned() } else { path })
+            let path = if path.is_empty() { "/".to_owned() } else { path };
+            (self.uppermost_at(&path)? == mount.id).then_some(path)
         };
         // A path without its beginning is below every mount.
         if path.starts_with('…') {
             return self.lines().any(|mount| mount.device == Some(device)).then(|| path.to_owned());
         }
         self.lines().filter(|mount| mount.device == Some(device)).find_map(visible)
+    }
+
+    /// Returns the ID of the mount in which a path is: the innermost one, and of several at one point the last one.
+    fn uppermost_at(&self, path: &str) -> Option<Option<u64>> {
+        let length = |mount: &Mount<'_>| {
+            let point = unescaped(mount.point);
+            let rest = path.strip_prefix(point.trim_end_matches('/'))?;
+            (rest.is_empty() || rest.starts_with('/')).then_some(point.len())
+        };
+        let around = self.lines().filter_map(|mount| Some((length(&mount)?, mount.id)));
+        around.max_by_key(|&(length, _)| length).map(|(_, id)| id)
     }
 
     fn lines(&self) -> impl Iterator<Item = Mount<'_>> {
@@ -152,7 +164,8 @@ mod tests {
         let mounts = Mounts::from_text(
             "36 35 254:1 / / rw - ext4 /dev/root rw\n\
              37 35 0:24 /sub /mnt/a\\040b rw - btrfs /dev/vdb rw\n\
-             38 35 0:24 / /srv rw - btrfs /dev/vdb rw\n",
+             38 35 0:24 / /srv rw - btrfs /dev/vdb rw\n\
+             39 36 0:30 / /tmp rw - tmpfs tmpfs rw\n",
         );
         let path = |device, path| mounts.path_of(device, path);
         assert_eq!(path((254, 1), "/etc/x").as_deref(), Some("/etc/x"));
@@ -162,6 +175,8 @@ mod tests {
         assert_eq!(path((0, 24), "/subway").as_deref(), Some("/srv/subway"));
         assert_eq!(path((0, 24), "…/x").as_deref(), Some("…/x"));
         assert_eq!((path((0, 9), "/x"), path((0, 9), "…/x")), (None, None));
+        assert_eq!(path((254, 1), "/tmp/x"), None, "another mount hides it");
+        assert_eq!(path((0, 30), "/x").as_deref(), Some("/tmp/x"));
     }
 
     #[test]

@@ -82,8 +82,6 @@ static __always_inline void read_owner(struct thread_asleep *asleep, struct task
 		asleep->lock_of = LOCK_OF_MEMORY;
 	else if (asleep->syscall >= 0 && is_of_descriptor(task, wait.lock, first_argument_of(task)))
 		asleep->lock_of = LOCK_OF_DESCRIPTOR;
-	else if (inode_of_lock(wait.lock))
-		asleep->lock_of = LOCK_OF_INODE;
 	if (wait.kind == LOCK_SEMAPHORE || wait.kind == LOCK_RWSEM_READERS)
 		return;
 	holder = (const struct task_struct *)wait.holder;

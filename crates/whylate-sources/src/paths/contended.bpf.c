@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Kernel locks for which threads wait, with the owner at the beginning (5.19). Without contention no program runs. A contended lock that
- * sleeps costs some 200 ns, and a contended spinlock 20 ns: it is not recorded.
+ * Kernel locks for which threads wait, with the owner at the beginning (5.19). Without contention no program runs. Spinlocks are not
+ * recorded: they name no owner, and the thread is on its CPU.
  */
 #include "kernel_types.h"
 #include <bpf/bpf_helpers.h>
@@ -68,7 +68,8 @@ struct contended_wait {
 	u16 kind;
 	/* enum lock_of */
 	u8 lock_of;
-	u8 is_spinning;
+	/* A signal ended the wait, not the lock's release. */
+	u8 is_given_up;
 	u32 holder;
 	u32 memory_of;
 	/* Of the file system: major << 20 | minor. */
@@ -78,6 +79,9 @@ struct contended_wait {
 	u8 is_deleted;
 	/* `names` begin at the root of the file system. */
 	u8 is_whole;
+	/* TID of the last reader that took the rwsem by the end; 0: unknown. It may be a thread that came only then. */
+	u32 reader;
+	u32 _unused;
 	char holder_name[16];
 	char memory_name[16];
 	/* Of the inode and its directories, innermost first; each ends in a zero byte, unless it was cut. */
@@ -95,7 +99,7 @@ struct {
 /* Minimum time that is recorded. */
 const volatile u64 contended_from_ns = 50000;
 
-/* Waits that another thread's replaced, and those without room in the ring. */
+/* Waits that another one replaced, and those without room in the ring. */
 u64 lost_contending = 0;
 u64 lost_contended = 0;
 
@@ -218,8 +222,23 @@ static __always_inline void find_lock_of(struct contended_wait *wait, struct tas
 		read_descriptor(wait, task);
 }
 
+/* Reads the last reader that took an rwsem: an owner word with its address. The thread may have exited, and the number be another's. */
+static __always_inline u32 last_reader_of(u64 lock)
+{
+	const struct rw_semaphore *rwsem = (const void *)lock;
+	u64 owner;
+
+	if (!bpf_core_field_exists(rwsem->owner))
+		return 0;
+	owner = BPF_CORE_READ(rwsem, owner.counter);
+	if (!(owner & RWSEM_READER_OWNED))
+		return 0;
+	owner &= ~(u64)OWNER_FLAGS;
+	return own_namespace ? (u32)number_by_address(&owner) : (u32)BPF_CORE_READ((const struct task_struct *)owner, pid);
+}
+
 /* Sends what is known of the current thread's wait. Global, so that the verifier checks it once. */
-__noinline int send_wait(const struct contending *of, struct contended_wait *wait, u64 now_ns)
+__noinline int send_wait(const struct contending *of, struct contended_wait *wait, u64 now_ns, int error)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
 	u64 size;
@@ -231,10 +250,12 @@ __noinline int send_wait(const struct contending *of, struct contended_wait *wai
 	wait->to_ns = now_ns;
 	wait->lock = of->lock;
 	wait->kind = of->kind;
-	wait->is_spinning = of->is_spinning;
 	wait->holder = of->holder;
 	__builtin_memcpy(wait->holder_name, of->holder_name, sizeof(wait->holder_name));
 	wait->tid = shown_number(task);
+	wait->is_given_up = error != 0;
+	if (of->kind == LOCK_RWSEM || of->kind == LOCK_RWSEM_READERS)
+		wait->reader = last_reader_of(of->lock);
 	find_lock_of(wait, task);
 	size = __builtin_offsetof(struct contended_wait, names) + wait->count * NAME_BYTES;
 	if (size > sizeof(*wait))
@@ -245,10 +266,11 @@ __noinline int send_wait(const struct contending *of, struct contended_wait *wai
 	return 0;
 }
 
-/* Returns whether the entry is of a wait of this thread for this lock. */
-static __always_inline bool is_known(const struct contending *known, u64 task, u64 lock)
+/* Returns whether the entry is of a wait of this thread for this lock, in which it could sleep, and long enough to be recorded. */
+static __always_inline bool is_sleep(const struct contending *known, u64 task, u64 lock, u64 now_ns)
 {
-	return known->task == task && known->lock == lock && known->check == check_of(known);
+	return known->task == task && known->lock == lock && !known->is_spinning && now_ns - known->since_ns >= contended_from_ns &&
+	       known->check == check_of(known);
 }
 
 /* Reads the lock's kind, and its owner, which has not exited by now: the program holds the RCU read lock. */
@@ -303,10 +325,11 @@ int BPF_PROG(on_contention_begin, void *lock, unsigned int flags)
 	/* A number: the verifier allows no arithmetic with the pointer. */
 	now.task = bpf_get_current_task();
 	now.is_spinning = flags & LCB_F_SPIN ? 1 : 0;
-	if (known->task && known->task != now.task)
+	/* Another thread's, or this one's, which blocks on a lock while it queues for another one (not on the rt_mutex of that lock itself). */
+	if (known->task && (known->task != now.task || (known->lock != now.lock && !is_in_rwsem(now.lock, known->lock))))
 		__sync_fetch_and_add(&lost_contending, 1);
-	else if (is_known(known, now.task, now.lock) && now.since_ns - known->since_ns >= contended_from_ns)
-		send_wait(known, bpf_map_lookup_elem(&wait_at_begin, &zero), now.since_ns);
+	else if (is_sleep(known, now.task, now.lock, now.since_ns))
+		send_wait(known, bpf_map_lookup_elem(&wait_at_begin, &zero), now.since_ns, 0);
 	read_contended(&now, flags);
 	now.check = check_of(&now);
 	*known = now;
@@ -327,8 +350,8 @@ int BPF_PROG(on_contention_end, void *lock, int error)
 	if (known->task != task)
 		return 0;
 	now_ns = bpf_ktime_get_ns();
-	if (now_ns - known->since_ns >= contended_from_ns && is_known(known, task, (u64)lock))
-		send_wait(known, bpf_map_lookup_elem(&wait_at_end, &zero), now_ns);
+	if (is_sleep(known, task, (u64)lock, now_ns))
+		send_wait(known, bpf_map_lookup_elem(&wait_at_end, &zero), now_ns, error);
 	known->task = 0;
 	return 0;
 }

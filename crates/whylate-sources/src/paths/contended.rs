@@ -27,6 +27,11 @@ mod skel {
     include!(concat!(env!("OUT_DIR"), "/paths/contended.skel.rs"));
 }
 
+/// Describes what is missing where the programs cannot be attached.
+pub(crate) fn without_locks(error: &AttachError) -> String {
+    format!("short waits for locks of the kernel do not name the lock: {error}")
+}
+
 /// The BPF programs, while they are loaded on another thread.
 pub(crate) struct LoadingLocks(Option<Loading<ContendedSkel<'static>>>);
 
@@ -94,7 +99,7 @@ impl ContendedLocks {
     pub(crate) fn statistics(&self) -> ProgramStatistics {
         let programs = &self.skeleton.progs;
         let all = attach::statistics([programs.on_contention_begin.as_fd(), programs.on_contention_end.as_fd()]);
-        // Spinlocks, of which programs know nothing, nest.
+        // A spinlock's event in an interrupt is skipped while the program runs for another lock. It would record nothing.
         ProgramStatistics { recursion_misses: 0, ..all }
     }
 }
@@ -127,7 +132,8 @@ fn decoded(bytes: &[u8]) -> Option<(u32, LockWait)> {
         lock,
         part_of,
         holder,
-        is_spinning: of.is_spinning != 0,
+        is_given_up: of.is_given_up != 0,
+        reader: of.reader,
     };
     Some((of.tid, wait))
 }

@@ -41,8 +41,18 @@ pub(super) struct LockWait {
     pub part_of: LockOf,
     /// TID and name of the owner at the beginning, if known for certain.
     pub holder: Option<(u32, Name)>,
-    /// The thread spun on its CPU.
-    pub is_spinning: bool,
+    /// A signal ended the wait, not the lock's release.
+    pub is_given_up: bool,
+    /// TID of the last reader that had taken an rwsem when the wait ended; 0: unknown.
+    pub reader: u32,
+}
+
+impl LockWait {
+    /// Returns whether the waker of a sleep held the lock until then. A signal's sender did not, nor did a reader that took
+    /// an rwsem as soon as it was free, and woke the other readers.
+    fn was_held_by_waker(&self, waker: u32) -> bool {
+        self.holder.is_some_and(|(tid, _)| tid == waker) || !(self.is_given_up || self.reader == waker)
+    }
 }
 
 /// Waits for kernel locks by thread.
@@ -59,9 +69,6 @@ pub(crate) struct LockWaits {
 
 impl LockWaits {
     pub(super) fn add(&mut self, tid: u32, wait: LockWait) {
-        if wait.is_spinning {
-            return;
-        }
         if self.kept >= MAX_KEPT {
             self.dropped += 1;
             return;
@@ -77,19 +84,32 @@ impl LockWaits {
             !of_thread.is_empty()
         });
         self.kept = self.by_thread.values().map(VecDeque::len).sum();
+        // Devices get the numbers of others that are gone.
+        self.mounts = None;
     }
 
     pub(super) fn take_dropped(&mut self) -> u64 {
         std::mem::take(&mut self.dropped)
     }
 
-    /// Returns the lock for which a thread waited, if it was one of the kernel's.
-    pub(crate) fn object_of(&mut self, wait: WaitSpan) -> Option<Object> {
+    /// Returns the kernel lock for which a thread waited, with what was read in between. If it waited for none, returns
+    /// what was read.
+    pub(crate) fn object_of(&mut self, wait: WaitSpan, read: Option<Object>) -> Option<Object> {
+        let Some(known) = self.wait_around(wait).cloned() else { return read };
+        let last = wait.waker.filter(|&(tid, _)| tid != wait.tid && known.was_held_by_waker(tid));
+        let mut object = with_reading(self.object(wait.tid, known), read);
+        if let Some((tid, name)) = last {
+            object.add_last_holder(ActorName::thread(name.text(), tid).to_string());
+        }
+        Some(object)
+    }
+
+    /// Returns the wait for a lock in which a thread slept.
+    fn wait_around(&self, wait: WaitSpan) -> Option<&LockWait> {
         let from_ns = wait.from_ns?;
         let of_thread = self.by_thread.get(&wait.tid)?;
         let at = of_thread.partition_point(|known| known.to_ns < wait.woken_ns);
-        let known = of_thread.get(at).filter(|known| known.from_ns <= from_ns)?.clone();
-        Some(self.object(wait.tid, known))
+        of_thread.get(at).filter(|known| known.from_ns <= from_ns)
     }
 
     fn object(&mut self, waiter: u32, of: LockWait) -> Object {
@@ -126,10 +146,10 @@ impl LockWaits {
 }
 
 /// Returns a lock as recorded at the beginning and the end of the wait, with what was read in between.
-pub(super) fn with_reading(recorded: Object, read: Option<Object>) -> Object {
+fn with_reading(recorded: Object, read: Option<Object>) -> Object {
     let Some(read) = read.filter(Object::is_kernel_lock) else { return recorded };
     let mut peers = read.peers;
-    // The last holder comes first.
+    // Later holders come first.
     let others = recorded.peers.iter().filter(|peer| peers.iter().all(|known| known.process.who != peer.process.who));
     let others: Vec<Peer> = others.cloned().collect();
     peers.extend(others);
@@ -143,11 +163,11 @@ mod tests {
     fn wait(from_ns: u64, to_ns: u64, holder: u32) -> LockWait {
         let holder = Some((holder, Name::new("holder")));
         let (lock, part_of) = (Some(Lock::Mutex), LockOf::Unknown);
-        LockWait { from_ns, to_ns, address: 1, lock, part_of, holder, is_spinning: false }
+        LockWait { from_ns, to_ns, address: 1, lock, part_of, holder, is_given_up: false, reader: 0 }
     }
 
     fn holder_of(waits: &mut LockWaits, tid: u32, from_ns: u64, woken_ns: u64) -> Option<String> {
-        let object = waits.object_of(WaitSpan { tid, from_ns: Some(from_ns), woken_ns })?;
+        let object = waits.object_of(WaitSpan { tid, from_ns: Some(from_ns), woken_ns, waker: None }, None)?;
         Some(object.peers.first().map(|peer| peer.process.who.clone()).unwrap_or_default())
     }
 
@@ -155,7 +175,7 @@ mod tests {
     fn lock_belongs_to_the_sleeps_within() {
         let mut waits = LockWaits::default();
         // A mutex passes from one owner to another, and the thread spins in between.
-        [wait(10, 20, 1), LockWait { is_spinning: true, ..wait(20, 25, 2) }, wait(25, 40, 3), wait(50, 60, 7)]
+        [wait(10, 20, 1), wait(25, 40, 3), wait(50, 60, 7)]
             .into_iter()
             .for_each(|wait| waits.add(7, wait));
         let mut of = |from_ns, woken_ns| holder_of(&mut waits, 7, from_ns, woken_ns);
@@ -167,6 +187,37 @@ mod tests {
         assert_eq!(holder_of(&mut waits, 8, 11, 19), None);
         waits.forget_before(30);
         assert_eq!((waits.kept, holder_of(&mut waits, 7, 11, 19)), (2, None));
+    }
+
+    #[test]
+    fn waker_counts_only_if_it_held_the_lock() {
+        let holders = |known: LockWait, waker: u32| -> Vec<String> {
+            let mut waits = LockWaits::default();
+            waits.add(7, known);
+            let waker = Some((waker, Name::new("waker")));
+            let wait = WaitSpan { tid: 7, from_ns: Some(11), woken_ns: 19, waker };
+            let object = waits.object_of(wait, None).expect("a lock");
+            object.peers.into_iter().map(|peer| peer.process.who).collect()
+        };
+        assert_eq!(holders(wait(10, 20, 1), 2), ["waker:2", "holder:1"]);
+        assert_eq!(holders(wait(10, 20, 1), 7), ["holder:1"], "no thread waits for itself");
+        let by_signal = LockWait { is_given_up: true, ..wait(10, 20, 1) };
+        assert_eq!(holders(by_signal, 2), ["holder:1"]);
+        let reader = LockWait { reader: 2, ..wait(10, 20, 1) };
+        assert_eq!(holders(reader.clone(), 2), ["holder:1"]);
+        assert_eq!(holders(reader, 3), ["waker:3", "holder:1"]);
+        // A writer may take the lock as a reader right after it.
+        let holder = Some((2, Name::new("waker")));
+        assert_eq!(holders(LockWait { reader: 2, holder, ..wait(10, 20, 1) }, 2), ["waker:2"]);
+    }
+
+    #[test]
+    fn what_was_read_stays_without_a_contended_lock() {
+        let mut waits = LockWaits::default();
+        let wait = WaitSpan { tid: 7, from_ns: Some(11), woken_ns: 19, waker: Some((2, Name::new("waker"))) };
+        let read = Object::new(ObjectKind::MemoryLock);
+        assert_eq!(waits.object_of(wait, Some(read.clone())), Some(read));
+        assert_eq!(waits.object_of(wait, None), None);
     }
 
     #[test]

@@ -15,7 +15,7 @@ mod recorder;
 mod stopped;
 
 pub use crate::objects::SwitchCounts;
-pub(crate) use contended::{ContendedLocks, LoadingLocks};
+pub(crate) use contended::{ContendedLocks, LoadingLocks, without_locks};
 pub(crate) use held_up::{HeldUpWaits, LockedWaits};
 pub(crate) use lock_waits::LockWaits;
 pub use names::PathNames;

@@ -13,7 +13,7 @@ use whylate_model::path::{Names, WaitSpan};
 use whylate_model::thread::{ActorName, OUTSIDE};
 
 use super::asleep::Calls;
-use super::lock_waits::{LockWaits, with_reading};
+use super::lock_waits::LockWaits;
 use super::read_objects::ReadObjects;
 use crate::kernel::cgroups::Cgroups;
 use crate::kernel::pid_namespace;
@@ -104,10 +104,7 @@ impl Names for PathNames {
 
     fn object(&mut self, wait: WaitSpan, via: Option<&str>) -> Option<Object> {
         let read = self.objects.object_of(wait, via, self.earlier.contains_key(&(wait.tid, wait.woken_ns)));
-        match self.locks.borrow_mut().object_of(wait) {
-            Some(recorded) => Some(with_reading(recorded, read)),
-            None => read,
-        }
+        self.locks.borrow_mut().object_of(wait, read)
     }
 }
 

@@ -15,7 +15,7 @@ use whylate_model::path::packed::Packed;
 use whylate_model::path::stolen::Spread;
 
 use super::asleep::Asleep;
-use super::contended::{ContendedLocks, LoadingLocks};
+use super::contended::{ContendedLocks, LoadingLocks, without_locks};
 use super::lasting::LastingWaits;
 use super::lock_waits::LockWaits;
 use super::names::PathNames;
@@ -53,8 +53,9 @@ pub struct Recorder {
     births: Births,
     asleep: Asleep,
     lasting: LastingWaits,
-    /// `None`: this kernel does not show the locks of short waits.
     locks: Option<ContendedLocks>,
+    /// Why the locks of short waits have no names, if they have none.
+    limitation: Option<String>,
     deaths: Vec<(u32, u64)>,
     ran: RanThreads,
     /// Start of the span that is explained.
@@ -96,7 +97,10 @@ impl Recorder {
         // At the end of the span, the user waits for the answer.
         symbols.load();
         let lock_waits = Rc::<RefCell<LockWaits>>::default();
-        let locks = locks.attach(&lock_waits).ok();
+        let (locks, limitation) = match locks.attach(&lock_waits) {
+            Ok(locks) => (Some(locks), None),
+            Err(error) => (None, Some(without_locks(&error))),
+        };
         let names = PathNames::new(symbols, lock_waits);
         let (lasting, asleep) = LastingWaits::start();
         Ok(Recorder {
@@ -108,12 +112,18 @@ impl Recorder {
             asleep,
             lasting,
             locks,
+            limitation,
             deaths: Vec::new(),
             ran: RanThreads::default(),
             span_from_ns: u64::MAX,
             lost: BTreeMap::new(),
             names,
         })
+    }
+
+    /// Returns how the recording is less precise on this machine, if it is.
+    pub fn limitation(&self) -> Option<&str> {
+        self.limitation.as_deref()
     }
 
     /// Reads new slices. Call it several times a second, or they are overwritten.

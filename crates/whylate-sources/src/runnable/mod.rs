@@ -34,7 +34,7 @@ use crate::kernel::clock;
 use crate::kernel::pid_namespace;
 use crate::kernel::records::Records;
 use crate::kernel::symbols::KernelSymbols;
-use crate::paths::{ContendedLocks, LoadingLocks, LockWaits};
+use crate::paths::{ContendedLocks, LoadingLocks, LockWaits, without_locks};
 use crate::source::explain_budget::ExplainBudget;
 use crate::source::session::Session;
 use crate::source::{AttachError, Threads};
@@ -49,8 +49,6 @@ const MAX_INTERVALS_BEFORE: usize = 1024;
 /// Time for which the lock of a wait is kept: by then it should be explained.
 const LOCKS_KEPT_FOR_NS: u64 = 10_000_000_000;
 const FORGET_LOCKS_EVERY: Duration = Duration::from_secs(1);
-/// Limitation without the tracepoints of contended locks.
-const WITHOUT_LOCKS: &str = "the kernel's locks have no names in waits of less than 50 ms";
 /// Maximum time from a migration to a late interrupt that shows that interrupts were off until it.
 const LATE_INTERRUPT_NS: u64 = 1_000_000;
 // SAFETY: integers and arrays of integers only.
@@ -153,7 +151,7 @@ impl Waits {
         account.attach()?;
         let lock_waits = Rc::<RefCell<LockWaits>>::default();
         let locks = locks.map(|loading| loading.attach(&lock_waits)).transpose();
-        let without_locks = locks.as_ref().err().map(|error| format!("{WITHOUT_LOCKS}: {error}"));
+        let without_locks = locks.as_ref().err().map(without_locks);
         let limitations: Vec<String> =
             account.limitations().map(str::to_owned).into_iter().chain(without_locks).collect();
         let live = |contended| LiveLocks { contended, waits: Rc::clone(&lock_waits), forgot: Instant::now() };

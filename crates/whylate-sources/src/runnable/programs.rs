@@ -174,7 +174,7 @@ impl WaitLookup for Lookup<'_> {
 
     fn object(&mut self, wait: WaitSpan, via: Option<&str>) -> Option<Object> {
         let read = self.read.take_object_of(wait, via);
-        self.locks.borrow_mut().object_of(wait).or(read)
+        self.locks.borrow_mut().object_of(wait, read)
     }
 }
 
