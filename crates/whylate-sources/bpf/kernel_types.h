@@ -345,8 +345,23 @@ struct files_struct {
 	struct fdtable *fdt;
 };
 
+typedef struct {
+	unsigned long sig[1];
+} sigset_t;
+
+struct sigpending {
+	sigset_t signal;
+};
+
+struct signal_struct {
+	struct sigpending shared_pending;
+};
+
 struct task_struct {
 	struct thread_info thread_info;
+	struct signal_struct *signal;
+	sigset_t blocked;
+	struct sigpending pending;
 	unsigned int __state;
 	int exit_state;
 	int on_cpu;

@@ -68,8 +68,8 @@ struct contended_wait {
 	u16 kind;
 	/* enum lock_of */
 	u8 lock_of;
-	/* A signal ended the wait, not the lock's release. */
-	u8 is_given_up;
+	/* A signal ended the wait, or came before the thread ran again: its sender may be the waker. */
+	u8 is_signaled;
 	u32 holder;
 	u32 memory_of;
 	/* Of the file system: major << 20 | minor. */
@@ -237,6 +237,13 @@ static __always_inline u32 last_reader_of(u64 lock)
 	return own_namespace ? (u32)number_by_address(&owner) : (u32)BPF_CORE_READ((const struct task_struct *)owner, pid);
 }
 
+static __always_inline bool has_signal(const struct task_struct *task)
+{
+	u64 pending = BPF_CORE_READ(task, pending.signal.sig[0]) | BPF_CORE_READ(task, signal, shared_pending.signal.sig[0]);
+
+	return pending & ~(u64)BPF_CORE_READ(task, blocked.sig[0]);
+}
+
 /* Sends what is known of the current thread's wait. Global, so that the verifier checks it once. */
 __noinline int send_wait(const struct contending *of, struct contended_wait *wait, u64 now_ns, int error)
 {
@@ -253,7 +260,7 @@ __noinline int send_wait(const struct contending *of, struct contended_wait *wai
 	wait->holder = of->holder;
 	__builtin_memcpy(wait->holder_name, of->holder_name, sizeof(wait->holder_name));
 	wait->tid = shown_number(task);
-	wait->is_given_up = error != 0;
+	wait->is_signaled = error || has_signal(task);
 	if (of->kind == LOCK_RWSEM || of->kind == LOCK_RWSEM_READERS)
 		wait->reader = last_reader_of(of->lock);
 	find_lock_of(wait, task);

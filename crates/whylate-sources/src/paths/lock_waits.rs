@@ -41,8 +41,8 @@ pub(super) struct LockWait {
     pub part_of: LockOf,
     /// TID and name of the owner at the beginning, if known for certain.
     pub holder: Option<(u32, Name)>,
-    /// A signal ended the wait, not the lock's release.
-    pub is_given_up: bool,
+    /// A signal ended the wait, or came before the thread ran again.
+    pub is_signaled: bool,
     /// TID of the last reader that had taken an rwsem when the wait ended; 0: unknown.
     pub reader: u32,
 }
@@ -51,7 +51,7 @@ impl LockWait {
     /// Returns whether the waker of a sleep held the lock until then. A signal's sender did not, nor did a reader that took
     /// an rwsem as soon as it was free, and woke the other readers.
     fn was_held_by_waker(&self, waker: u32) -> bool {
-        self.holder.is_some_and(|(tid, _)| tid == waker) || !(self.is_given_up || self.reader == waker)
+        self.holder.is_some_and(|(tid, _)| tid == waker) || !(self.is_signaled || self.reader == waker)
     }
 }
 
@@ -163,7 +163,7 @@ mod tests {
     fn wait(from_ns: u64, to_ns: u64, holder: u32) -> LockWait {
         let holder = Some((holder, Name::new("holder")));
         let (lock, part_of) = (Some(Lock::Mutex), LockOf::Unknown);
-        LockWait { from_ns, to_ns, address: 1, lock, part_of, holder, is_given_up: false, reader: 0 }
+        LockWait { from_ns, to_ns, address: 1, lock, part_of, holder, is_signaled: false, reader: 0 }
     }
 
     fn holder_of(waits: &mut LockWaits, tid: u32, from_ns: u64, woken_ns: u64) -> Option<String> {
@@ -175,9 +175,7 @@ mod tests {
     fn lock_belongs_to_the_sleeps_within() {
         let mut waits = LockWaits::default();
         // A mutex passes from one owner to another, and the thread spins in between.
-        [wait(10, 20, 1), wait(25, 40, 3), wait(50, 60, 7)]
-            .into_iter()
-            .for_each(|wait| waits.add(7, wait));
+        [wait(10, 20, 1), wait(25, 40, 3), wait(50, 60, 7)].into_iter().for_each(|wait| waits.add(7, wait));
         let mut of = |from_ns, woken_ns| holder_of(&mut waits, 7, from_ns, woken_ns);
         assert_eq!(of(11, 19).as_deref(), Some("holder:1"));
         assert_eq!(of(26, 30).as_deref(), Some("holder:3"));
@@ -201,7 +199,7 @@ mod tests {
         };
         assert_eq!(holders(wait(10, 20, 1), 2), ["waker:2", "holder:1"]);
         assert_eq!(holders(wait(10, 20, 1), 7), ["holder:1"], "no thread waits for itself");
-        let by_signal = LockWait { is_given_up: true, ..wait(10, 20, 1) };
+        let by_signal = LockWait { is_signaled: true, ..wait(10, 20, 1) };
         assert_eq!(holders(by_signal, 2), ["holder:1"]);
         let reader = LockWait { reader: 2, ..wait(10, 20, 1) };
         assert_eq!(holders(reader.clone(), 2), ["holder:1"]);

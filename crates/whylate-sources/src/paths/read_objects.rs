@@ -148,7 +148,10 @@ mod tests {
         assert_eq!(of(Some(31), 49, "read", false), None, "a wait in between");
         assert_eq!(of(None, 20, "read", true).as_deref(), Some("/a"));
         assert_eq!(of(None, 40, "read", false), None, "it is not known when the wait began");
-        assert_eq!(objects.object_of(WaitSpan { tid: 8, from_ns: Some(0), woken_ns: 99, waker: None }, Some("read"), true), None);
+        assert_eq!(
+            objects.object_of(WaitSpan { tid: 8, from_ns: Some(0), woken_ns: 99, waker: None }, Some("read"), true),
+            None
+        );
     }
 
     #[test]
@@ -158,7 +161,9 @@ mod tests {
         for (from_ns, to_ns, path) in [(10, 12, "/a"), (20, 22, "/b"), (30, 39, "/c")] {
             assert!(objects.add(7, within(from_ns, to_ns, path), true));
         }
-        let of = |woken_ns| objects.object_of(WaitSpan { tid: 7, from_ns: Some(5), woken_ns, waker: None }, Some("read"), false);
+        let of = |woken_ns| {
+            objects.object_of(WaitSpan { tid: 7, from_ns: Some(5), woken_ns, waker: None }, Some("read"), false)
+        };
         let path = |woken_ns| of(woken_ns).and_then(|object| object.path);
         assert_eq!(
             [40, 35, 21, 11].map(path).each_ref().map(Option::as_deref),
@@ -185,7 +190,8 @@ mod tests {
             let object = Object { path, ..Object::new(ObjectKind::InodeLock) };
             assert!(objects.add(7, ReadObject { object, ..read(at_ns, 6, "") }, true));
         }
-        let found = objects.object_of(WaitSpan { tid: 7, from_ns: Some(5), woken_ns: 99, waker: None }, Some("read"), false);
+        let found =
+            objects.object_of(WaitSpan { tid: 7, from_ns: Some(5), woken_ns: 99, waker: None }, Some("read"), false);
         assert_eq!(found.and_then(|object| object.path).as_deref(), Some("/a"));
     }
 

@@ -5,15 +5,16 @@
 use std::ffi::c_void;
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
-use std::io::{BufRead as _, BufReader, Write as _};
+use std::io::{BufRead as _, BufReader, Lines, Write as _};
 use std::os::fd::AsRawFd as _;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
+use whylate_model::holders::Lock;
 use whylate_model::object::{Object, ObjectKind};
 use whylate_sources::kernel::clock;
 
@@ -22,8 +23,10 @@ use super::CONTENDS;
 /// What precedes an answer of the process that reads.
 const READ: &str = "read ";
 /// Number of kinds, of waits of each, and the time for which a lock is held.
-pub const KINDS: usize = 6;
+pub const KINDS: usize = 7;
 const ROUNDS: usize = 20;
+const KILLED_ROUNDS: usize = 5;
+const MAX_KILLED_ATTEMPTS: usize = 40;
 /// No further round of a kind starts after this time, but for the first ones.
 const MAX_TIME: Duration = Duration::from_secs(6);
 const MIN_ROUNDS: usize = 3;
@@ -61,26 +64,50 @@ impl Truth {
     }
 
     /// Returns whether the object has this kind.
-    pub fn is_of_kind(&self, object: &Object) -> bool {
+    fn is_of_kind(&self, object: &Object) -> bool {
         serde_json::to_value(object.kind).ok().as_ref().and_then(|kind| kind.as_str()) == Some(&self.kind)
     }
 
-    /// Returns whether the object is a lock of the kernel without its name.
-    pub fn is_nameless(&self, object: &Object) -> bool {
-        self.what == "other memory" && object.kind == ObjectKind::KernelLock && object.symbol.is_none()
+    /// Returns whether nobody can know more of the object: a lock that readers held has no known holder at its beginning, and
+    /// without CONFIG_MEMCG the memory map of another process is not known to be one.
+    pub fn is_inconclusive(&self, object: &Object) -> bool {
+        let is_nameless = self.what == "other memory" && object.kind == ObjectKind::KernelLock && !has_memory_owners();
+        let is_of_readers = self.is_of_kind(object) && object.lock == Some(Lock::RwsemReaders);
+        is_nameless || is_of_readers && object.peers.is_empty()
     }
 
-    /// Returns whether all that the object says is true, and the last holder is named.
+    /// Returns whether the object says something that is not true: of this kind, another name or holder; and a named lock of
+    /// another kind. Each thread may wait for its process's memory, and for a lock without a name.
+    pub fn is_wrong(&self, object: &Object) -> bool {
+        if !self.is_of_kind(object) {
+            return object.process.is_some() || !matches!(object.kind, ObjectKind::MemoryLock | ObjectKind::KernelLock);
+        }
+        let differs = |of: &Option<String>, truth: &str| of.as_ref().is_some_and(|of| of != truth);
+        differs(&object.path, &self.path)
+            || differs(&object.process, &self.process)
+            || !object.peers.is_empty() && !self.has_holders_of(object)
+    }
+
+    /// Returns whether the object has the right name, and the right holders.
     pub fn is_true(&self, object: &Object) -> bool {
-        let holders: Vec<&str> = self.holders.split(',').collect();
-        let peers: Vec<&str> = object.peers.iter().map(|peer| peer.process.who.as_str()).collect();
         let text = |text: &Option<String>| text.clone().unwrap_or_default();
         self.is_of_kind(object)
             && text(&object.path) == self.path
             && text(&object.process) == self.process
-            && peers.first() == holders.first()
-            && peers.iter().all(|peer| holders.contains(peer))
+            && self.has_holders_of(object)
     }
+
+    /// Returns whether the object's first holder is the last one, and all of them held the lock.
+    fn has_holders_of(&self, object: &Object) -> bool {
+        let holders: Vec<&str> = self.holders.split(',').collect();
+        let peers: Vec<&str> = object.peers.iter().map(|peer| peer.process.who.as_str()).collect();
+        peers.first() == holders.first() && peers.iter().all(|peer| holders.contains(peer))
+    }
+}
+
+/// Returns whether memory maps have owners (CONFIG_MEMCG).
+fn has_memory_owners() -> bool {
+    fs::read_to_string("/proc/cgroups").is_ok_and(|text| text.lines().any(|line| line.starts_with("memory\t")))
 }
 
 impl fmt::Display for Truth {
@@ -198,16 +225,8 @@ impl Actor {
         self.jobs.send(Box::new(job)).ok().context("the thread has ended")
     }
 
-    /// Waits until the thread sleeps uninterruptibly, as in no other wait of its own.
     fn wait_until_blocked(&self) -> Result<()> {
-        for _ in 0..10_000 {
-            let stat = fs::read_to_string(format!("/proc/self/task/{}/stat", self.tid))?;
-            if stat.rsplit_once(") ").is_some_and(|(_, fields)| fields.starts_with('D')) {
-                return Ok(());
-            }
-            thread::sleep(Duration::from_micros(200));
-        }
-        bail!("{} does not wait for the lock", self.name)
+        wait_until_blocked(&format!("/proc/self/task/{}/stat", self.tid), MAX_TIME).with_context(|| self.name)
     }
 
     fn end(&self) -> Result<Span> {
@@ -217,6 +236,19 @@ impl Actor {
     fn label(&self) -> String {
         format!("{}:{}", self.name, self.tid)
     }
+}
+
+/// Waits until the thread of this `stat` file sleeps uninterruptibly, as in no other wait of its own.
+fn wait_until_blocked(stat: &str, time: Duration) -> Result<()> {
+    let began = Instant::now();
+    while began.elapsed() < time {
+        let stat = fs::read_to_string(stat)?;
+        if stat.rsplit_once(") ").is_some_and(|(_, fields)| fields.starts_with('D')) {
+            return Ok(());
+        }
+        thread::sleep(Duration::from_micros(200));
+    }
+    bail!("it does not wait for the lock")
 }
 
 /// Lets a thread hold a lock by `hold`, with the page that it needs, and others wait for it. Returns the time of each wait.
@@ -369,33 +401,58 @@ impl Memory {
     }
 }
 
+/// A process that reads how much memory this one has, whenever it is asked.
+struct MemoryReader {
+    process: Child,
+    ask: ChildStdin,
+    answers: Lines<BufReader<ChildStdout>>,
+    /// TID of the thread that reads.
+    answered_by: u32,
+}
+
+impl MemoryReader {
+    /// Starts it, and waits until it has answered once.
+    fn start() -> Result<Self> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args(["--exact", "contending_process", "--nocapture"]).env(CONTENDS, std::process::id().to_string());
+        let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        let ask = process.stdin.take().context("an input")?;
+        let answers = BufReader::new(process.stdout.take().context("an output")?).lines();
+        let mut reader = MemoryReader { process, ask, answers, answered_by: 0 };
+        reader.ask()?;
+        reader.answered_by = reader.answer()?.0;
+        Ok(reader)
+    }
+
+    fn ask(&mut self) -> Result<()> {
+        Ok(writeln!(self.ask)?)
+    }
+
+    /// Returns the thread that has read, and the time.
+    fn answer(&mut self) -> Result<(u32, Span)> {
+        loop {
+            let line = self.answers.next().context("the reader has ended")??;
+            let Some(numbers) = line.strip_prefix(READ) else { continue };
+            let mut numbers = numbers.split(' ').map(str::parse::<u64>);
+            let mut next = || numbers.next().context("a number");
+            return Ok((next()??.try_into()?, (next()??, next()??)));
+        }
+    }
+
+    fn end(mut self) -> Result<()> {
+        drop(self.ask);
+        self.process.wait()?;
+        Ok(())
+    }
+}
+
 /// The lock of a process's memory map, which one thread holds while it changes many pages. Another thread asks for pages, and
 /// another process reads the map.
 fn memory(truths: &mut Vec<Truth>) -> Result<()> {
     let holder = Actor::start("map holder")?;
     let waiter = Actor::start("map waiter")?;
     let memory = std::sync::Arc::new(Memory::taking(HELD * 2)?);
-    let page = map(PAGE)?;
-    let pid = std::process::id();
-    let own_name = fs::read_to_string("/proc/self/comm")?;
-    let mut command = Command::new(std::env::current_exe()?);
-    command.args(["--exact", "contending_process", "--nocapture"]).env(CONTENDS, pid.to_string());
-    let mut reader = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
-    let mut ask = reader.stdin.take().context("an input")?;
-    let mut answers = BufReader::new(reader.stdout.take().context("an output")?).lines();
-    let mut next_answer = || -> Result<(u32, Span)> {
-        loop {
-            let line = answers.next().context("the reader has ended")??;
-            let Some(numbers) = line.strip_prefix(READ) else { continue };
-            let mut numbers = numbers.split(' ').map(str::parse::<u64>);
-            let mut next = || numbers.next().context("a number");
-            break Ok((next()??.try_into()?, (next()??, next()??)));
-        }
-    };
-    // It has started once it answers.
-    writeln!(ask)?;
-    next_answer()?;
-    for _ in rounds() {
+    let begin_to_hold = || -> Result<()> {
         let (begins, began) = channel();
         let theirs = std::sync::Arc::clone(&memory);
         holder.begin(move || {
@@ -404,21 +461,52 @@ fn memory(truths: &mut Vec<Truth>) -> Result<()> {
         })?;
         began.recv()?;
         thread::sleep(Duration::from_millis(2));
-        writeln!(ask)?;
+        Ok(())
+    };
+    let page = map(PAGE)?;
+    let pid = std::process::id();
+    let process = format!("{}:{pid}", fs::read_to_string("/proc/self/comm")?.trim_end());
+    let mut reader = MemoryReader::start()?;
+    for _ in rounds() {
+        begin_to_hold()?;
+        reader.ask()?;
         waiter.begin(move || {
             // SAFETY: the page is mapped, and nobody uses it.
             unsafe { libc::madvise(page as *mut c_void, PAGE, libc::MADV_POPULATE_WRITE) };
         })?;
         let span = waiter.end()?;
         truths.push(new_truth("memory", &waiter, "memory_lock", Path::new(""), &holder.label(), span));
-        let process = format!("{}:{pid}", own_name.trim_end());
-        let (waiter, (from_ns, to_ns)) = next_answer()?;
-        let what = "other memory".to_owned();
+        let (waiter, (from_ns, to_ns)) = reader.answer()?;
+        let (what, process) = ("other memory".to_owned(), process.clone());
         truths.push(Truth { waiter, process, from_ns, to_ns, what, ..truths[truths.len() - 1].clone() });
         holder.end()?;
     }
-    drop(ask);
-    reader.wait()?;
+    reader.end()?;
+    let mut killed = 0;
+    for _ in 0..MAX_KILLED_ATTEMPTS {
+        let mut reader = MemoryReader::start()?;
+        let waiter = reader.answered_by;
+        begin_to_hold()?;
+        let from_ns = clock::monotonic_ns();
+        reader.ask()?;
+        // On a busy machine, it may have read only after the lock was released.
+        if wait_until_blocked(&format!("/proc/{waiter}/stat"), HELD).is_err() {
+            reader.end()?;
+            holder.end()?;
+            continue;
+        }
+        thread::sleep(HELD / 10);
+        reader.process.kill()?;
+        reader.process.wait()?;
+        let to_ns = clock::monotonic_ns();
+        let (what, process) = ("killed".to_owned(), process.clone());
+        truths.push(Truth { waiter, process, from_ns, to_ns, what, ..truths[truths.len() - 1].clone() });
+        holder.end()?;
+        killed += 1;
+        if killed == KILLED_ROUNDS {
+            break;
+        }
+    }
     Ok(())
 }
 
@@ -434,8 +522,22 @@ pub fn read_memory(pid: &str) -> Result<()> {
     Ok(())
 }
 
+/// Takes memory for all that follows at once, so that no thread changes the memory map, and holds its lock, but those that shall.
+fn keep_memory_map() {
+    const BYTES: i32 = 64 << 20;
+    // SAFETY: they set options of the allocator.
+    unsafe {
+        libc::mallopt(libc::M_ARENA_MAX, 1);
+        libc::mallopt(libc::M_MMAP_THRESHOLD, BYTES);
+        libc::mallopt(libc::M_TRIM_THRESHOLD, 2 * BYTES);
+        libc::mallopt(libc::M_TOP_PAD, BYTES);
+    }
+    drop(vec![1_u8; 1 << 20]);
+}
+
 /// Contends for all kinds of locks, one after another. Returns the waits.
 pub fn contend() -> Result<Vec<Truth>> {
+    keep_memory_map();
     let directory = tempfile::tempdir()?;
     let root = fs::canonicalize(directory.path())?;
     let mut truths = Vec::new();
