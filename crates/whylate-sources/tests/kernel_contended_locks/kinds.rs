@@ -14,7 +14,6 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use whylate_model::holders::Lock;
 use whylate_model::object::{Object, ObjectKind};
 use whylate_sources::kernel::clock;
 
@@ -68,12 +67,11 @@ impl Truth {
         serde_json::to_value(object.kind).ok().as_ref().and_then(|kind| kind.as_str()) == Some(&self.kind)
     }
 
-    /// Returns whether nobody can know more of the object: a lock that readers held has no known holder at its beginning, and
-    /// without CONFIG_MEMCG the memory map of another process is not known to be one.
-    pub fn is_inconclusive(&self, object: &Object) -> bool {
+    /// Returns whether the object is this lock, but has no holder: the lock was just passed on when the wait began, or readers
+    /// held it, and the waker is no holder. Without CONFIG_MEMCG, the memory map of another process is not known to be one.
+    pub fn is_without_holder(&self, object: &Object) -> bool {
         let is_nameless = self.what == "other memory" && object.kind == ObjectKind::KernelLock && !has_memory_owners();
-        let is_of_readers = self.is_of_kind(object) && object.lock == Some(Lock::RwsemReaders);
-        is_nameless || is_of_readers && object.peers.is_empty()
+        is_nameless || self.is_of_kind(object) && self.has_name_of(object) && object.peers.is_empty()
     }
 
     /// Returns whether the object says something that is not true: of this kind, another name or holder; and a named lock of
@@ -90,11 +88,12 @@ impl Truth {
 
     /// Returns whether the object has the right name, and the right holders.
     pub fn is_true(&self, object: &Object) -> bool {
+        self.is_of_kind(object) && self.has_name_of(object) && self.has_holders_of(object)
+    }
+
+    fn has_name_of(&self, object: &Object) -> bool {
         let text = |text: &Option<String>| text.clone().unwrap_or_default();
-        self.is_of_kind(object)
-            && text(&object.path) == self.path
-            && text(&object.process) == self.process
-            && self.has_holders_of(object)
+        text(&object.path) == self.path && text(&object.process) == self.process
     }
 
     /// Returns whether the object's first holder is the last one, and all of them held the lock.
