@@ -12,6 +12,7 @@ mod budget;
 mod choice;
 mod code_files;
 mod disks;
+mod eh_frame;
 mod elf;
 mod explained;
 #[cfg(feature = "fuzzing")]
