@@ -46,7 +46,9 @@ struct contending {
 			/* enum lock_kind */
 			u16 kind;
 			/* It runs, and spins. */
-			u16 is_spinning;
+			u8 is_spinning;
+			/* It waits for an rwsem as a reader. */
+			u8 is_reader;
 			char holder_name[16];
 			u64 _unused;
 		};
@@ -68,8 +70,8 @@ struct contended_wait {
 	u16 kind;
 	/* enum lock_of */
 	u8 lock_of;
-	/* A signal ended the wait, or came before the thread ran again: its sender may be the waker. */
-	u8 is_signaled;
+	/* The waker may be another thread than one that held the lock. */
+	u8 is_waker_uncertain;
 	u32 holder;
 	u32 memory_of;
 	/* Of the file system: major << 20 | minor. */
@@ -260,7 +262,11 @@ __noinline int send_wait(const struct contending *of, struct contended_wait *wai
 	wait->holder = of->holder;
 	__builtin_memcpy(wait->holder_name, of->holder_name, sizeof(wait->holder_name));
 	wait->tid = shown_number(task);
-	wait->is_signaled = error || has_signal(task);
+	/*
+	 * The waker may be the sender of a signal, even if the thread got the lock before it ran again. With PREEMPT_RT, readers of an rwsem
+	 * wake each other.
+	 */
+	wait->is_waker_uncertain = error || has_signal(task) || (of->kind == LOCK_RT_MUTEX && of->is_reader);
 	if (of->kind == LOCK_RWSEM || of->kind == LOCK_RWSEM_READERS)
 		wait->reader = last_reader_of(of->lock);
 	find_lock_of(wait, task);
@@ -319,6 +325,7 @@ int BPF_PROG(on_contention_begin, void *lock, unsigned int flags)
 {
 	struct contending *known;
 	struct contending now = {};
+	bool is_part;
 	u32 zero = 0;
 
 	/* A spinlock, perhaps of an interrupt. */
@@ -332,8 +339,13 @@ int BPF_PROG(on_contention_begin, void *lock, unsigned int flags)
 	/* A number: the verifier allows no arithmetic with the pointer. */
 	now.task = bpf_get_current_task();
 	now.is_spinning = flags & LCB_F_SPIN ? 1 : 0;
-	/* Another thread's, or this one's, which blocks on a lock while it queues for another one (not on the rt_mutex of that lock itself). */
-	if (known->task && (known->task != now.task || (known->lock != now.lock && !is_in_rwsem(now.lock, known->lock))))
+	now.is_reader = flags & LCB_F_READ ? 1 : 0;
+	/* With PREEMPT_RT, a reader blocks on the rt_mutex of the rwsem. */
+	is_part = known->task == now.task && known->lock != now.lock && is_in_rwsem(now.lock, known->lock);
+	if (is_part)
+		now.is_reader = known->is_reader;
+	/* Another thread's, or this one's, which blocks on a lock while it queues for another one. */
+	if (known->task && !is_part && (known->task != now.task || known->lock != now.lock))
 		__sync_fetch_and_add(&lost_contending, 1);
 	else if (is_sleep(known, now.task, now.lock, now.since_ns))
 		send_wait(known, bpf_map_lookup_elem(&wait_at_begin, &zero), now.since_ns, 0);

@@ -132,7 +132,7 @@ fn decoded(bytes: &[u8]) -> Option<(u32, LockWait)> {
         lock,
         part_of,
         holder,
-        is_signaled: of.is_signaled != 0,
+        is_waker_uncertain: of.is_waker_uncertain != 0,
         reader: of.reader,
     };
     Some((of.tid, wait))

@@ -41,8 +41,8 @@ pub(super) struct LockWait {
     pub part_of: LockOf,
     /// TID and name of the owner at the beginning, if known for certain.
     pub holder: Option<(u32, Name)>,
-    /// A signal ended the wait, or came before the thread ran again.
-    pub is_signaled: bool,
+    /// The waker may be another thread than one that held the lock, such as the sender of a signal.
+    pub is_waker_uncertain: bool,
     /// TID of the last reader that had taken an rwsem when the wait ended; 0: unknown.
     pub reader: u32,
 }
@@ -51,7 +51,7 @@ impl LockWait {
     /// Returns whether the waker of a sleep held the lock until then. A signal's sender did not, nor did a reader that took
     /// an rwsem as soon as it was free, and woke the other readers.
     fn was_held_by_waker(&self, waker: u32) -> bool {
-        self.holder.is_some_and(|(tid, _)| tid == waker) || !(self.is_signaled || self.reader == waker)
+        self.holder.is_some_and(|(tid, _)| tid == waker) || !(self.is_waker_uncertain || self.reader == waker)
     }
 }
 
@@ -163,7 +163,7 @@ mod tests {
     fn wait(from_ns: u64, to_ns: u64, holder: u32) -> LockWait {
         let holder = Some((holder, Name::new("holder")));
         let (lock, part_of) = (Some(Lock::Mutex), LockOf::Unknown);
-        LockWait { from_ns, to_ns, address: 1, lock, part_of, holder, is_signaled: false, reader: 0 }
+        LockWait { from_ns, to_ns, address: 1, lock, part_of, holder, is_waker_uncertain: false, reader: 0 }
     }
 
     fn holder_of(waits: &mut LockWaits, tid: u32, from_ns: u64, woken_ns: u64) -> Option<String> {
@@ -199,7 +199,7 @@ mod tests {
         };
         assert_eq!(holders(wait(10, 20, 1), 2), ["waker:2", "holder:1"]);
         assert_eq!(holders(wait(10, 20, 1), 7), ["holder:1"], "no thread waits for itself");
-        let by_signal = LockWait { is_signaled: true, ..wait(10, 20, 1) };
+        let by_signal = LockWait { is_waker_uncertain: true, ..wait(10, 20, 1) };
         assert_eq!(holders(by_signal, 2), ["holder:1"]);
         let reader = LockWait { reader: 2, ..wait(10, 20, 1) };
         assert_eq!(holders(reader.clone(), 2), ["holder:1"]);

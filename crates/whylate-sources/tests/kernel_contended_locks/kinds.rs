@@ -23,6 +23,8 @@ use super::CONTENDS;
 const READ: &str = "read ";
 /// Number of kinds, of waits of each, and the time for which a lock is held.
 pub const KINDS: usize = 7;
+/// Kinds whose holders are on a CPU.
+pub const HOLDERS_RUN: [&str; 3] = ["memory", "other memory", "killed"];
 const ROUNDS: usize = 20;
 const KILLED_ROUNDS: usize = 5;
 const MAX_KILLED_ATTEMPTS: usize = 40;
