@@ -95,7 +95,7 @@ fn shown(path: &Path) -> String {
 
 /// Returns the time of waits of the thread that have ended.
 fn blocked_ns(path: &Path) -> u64 {
-    let has_ended = |segment: &&PathSegment| segment.depth > 0 && segment.who.to_string() != "not over yet";
+    let has_ended = |segment: &&PathSegment| segment.depth > 0 && segment.who != "not over yet";
     path.segments.iter().filter(has_ended).map(|segment| segment.ns).sum()
 }
 
