@@ -42,9 +42,9 @@ enum bpf_map_type {
 
 enum {
 	BPF_ANY = 0,
+	BPF_RB_NO_WAKEUP = 1,
 	BPF_RB_AVAIL_DATA = 0,
 	BPF_RB_RING_SIZE = 1,
-	BPF_RB_NO_WAKEUP = 1,
 	BPF_RINGBUF_HDR_SZ = 8,
 	BPF_NOEXIST = 1,
 };
@@ -126,6 +126,11 @@ struct rw_semaphore {
 
 struct rt_mutex_base {
 	struct task_struct *owner;
+};
+
+/* With PREEMPT_RT: what an rw_semaphore consists of. */
+struct rwbase_rt {
+	struct rt_mutex_base rtmutex;
 };
 
 struct rt_mutex_waiter {
@@ -343,6 +348,8 @@ struct pid {
 
 struct mm_struct {
 	struct rw_semaphore mmap_lock;
+	/* With CONFIG_MEMCG. */
+	struct task_struct *owner;
 };
 
 struct file;
@@ -356,8 +363,23 @@ struct files_struct {
 	struct fdtable *fdt;
 };
 
+typedef struct {
+	unsigned long sig[1];
+} sigset_t;
+
+struct sigpending {
+	sigset_t signal;
+};
+
+struct signal_struct {
+	struct sigpending shared_pending;
+};
+
 struct task_struct {
 	struct thread_info thread_info;
+	struct signal_struct *signal;
+	sigset_t blocked;
+	struct sigpending pending;
 	unsigned int __state;
 	int exit_state;
 	int on_cpu;
@@ -482,31 +504,60 @@ struct kvm_steal_time {
 };
 
 struct qstr {
+	u32 len;
 	const unsigned char *name;
 };
 
 struct super_block {
 	unsigned long s_magic;
+	u32 s_dev;
+	struct dentry *s_root;
+};
+
+struct hlist_node {
+	struct hlist_node *next, **pprev;
+};
+
+struct hlist_head {
+	struct hlist_node *first;
 };
 
 struct dentry {
 	struct qstr d_name;
+	struct dentry *d_parent;
+	struct super_block *d_sb;
+	union {
+		struct hlist_node d_alias;
+	} d_u;
 };
 
 struct path {
 	struct dentry *dentry;
 };
 
+struct address_space {
+	struct inode *host;
+};
+
+struct pipe_inode_info {
+	struct mutex mutex;
+};
+
 struct inode {
 	struct super_block *i_sb;
 	unsigned long i_ino;
+	unsigned int i_nlink;
 	struct rw_semaphore i_rwsem;
+	struct hlist_head i_dentry;
+	struct address_space i_data;
+	struct pipe_inode_info *i_pipe;
 };
 
 struct file {
 	void *private_data;
 	struct inode *f_inode;
 	struct path f_path;
+	struct mutex f_pos_lock;
 };
 
 struct vm_area_struct {

@@ -132,6 +132,7 @@ pub fn waits(expected: &'static Expected) -> Vec<Part> {
         Part::tests("kernel_offcpu", WAITS, offcpu_tests_pass),
         Part::tests("kernel_wakeup_edges", &[], move |said| wakers_are_compared(said, expected)),
         Part::tests("kernel_paths", &[], move |said| waits_are_followed(said, expected)),
+        Part::tests("kernel_contended_locks", &[], |said| is_skipped_for(said, &[])),
         Part::shell("run and -p", COMMANDS, move |said| a_command_is_explained(said, expected)),
         Part::shell("offcpu --why", CROWDED, waits_for_a_cpu_are_explained),
     ];

@@ -30,6 +30,10 @@ pub const SHARED_LOST: &[Reason] = &[
         "edges_overwritten",
         "records of a CPU were overwritten before they were read; on paths, that time is `not recorded` (--why, run)",
     ),
+    reason(
+        "lock_waits_unread",
+        "the kernel lock of a wait was not kept: too many threads waited, or one for two locks at once (--why, -p, run)",
+    ),
     reason("late_events", "late events came faster than they were read, or were too many for one line of JSON"),
     reason(
         "merged_full",

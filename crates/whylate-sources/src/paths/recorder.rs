@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Records the scheduling timeline of all CPUs over any length of time, in bounded memory.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::Path;
+use std::rc::Rc;
 
 use anyhow::Context as _;
 use rustix::fs::{CWD, Mode, OFlags, fstatvfs, openat};
@@ -14,7 +16,9 @@ use whylate_model::path::stolen::Spread;
 use whylate_model::reclaim::ReclaimRecords;
 
 use super::asleep::Asleep;
+use super::contended::{ContendedLocks, LoadingLocks, without_locks};
 use super::lasting::LastingWaits;
+use super::lock_waits::LockWaits;
 use super::names::PathNames;
 use super::ran::RanThreads;
 use super::reclaim::ReclaimRecorder;
@@ -51,6 +55,9 @@ pub struct Recorder {
     births: Births,
     asleep: Asleep,
     lasting: LastingWaits,
+    locks: Option<ContendedLocks>,
+    /// Why the locks of short waits have no names, if they have none.
+    limitation: Option<String>,
     deaths: Vec<(u32, u64)>,
     ran: RanThreads,
     /// Or why reclaim is not recorded.
@@ -85,6 +92,7 @@ impl Recorder {
     pub fn start() -> Result<Self, AttachError> {
         silence_libbpf();
         let _once = ReadOnce::begin();
+        let locks = LoadingLocks::begin();
         let session = Session::of_one();
         let reclaim = ReclaimRecorder::load();
         let edges = Edges::attach()?;
@@ -95,7 +103,12 @@ impl Recorder {
         let symbols = session.symbols();
         // At the end of the span, the user waits for the answer.
         symbols.load();
-        let names = PathNames::new(symbols);
+        let lock_waits = Rc::<RefCell<LockWaits>>::default();
+        let (locks, limitation) = match locks.attach(&lock_waits) {
+            Ok(locks) => (Some(locks), None),
+            Err(error) => (None, Some(without_locks(&error))),
+        };
+        let names = PathNames::new(symbols, lock_waits);
         let (lasting, asleep) = LastingWaits::start();
         Ok(Recorder {
             edges,
@@ -105,6 +118,8 @@ impl Recorder {
             births: Births::default(),
             asleep,
             lasting,
+            locks,
+            limitation,
             deaths: Vec::new(),
             ran: RanThreads::default(),
             reclaim: reclaim.and_then(ReclaimRecorder::attach),
@@ -112,6 +127,11 @@ impl Recorder {
             lost: BTreeMap::new(),
             names,
         })
+    }
+
+    /// Returns how the recording is less precise on this machine, if it is.
+    pub fn limitation(&self) -> Option<&str> {
+        self.limitation.as_deref()
     }
 
     /// Reads new slices. Call it several times a second, or they are overwritten.
@@ -129,6 +149,7 @@ impl Recorder {
     }
 
     fn take_in_by(&mut self, read: Read, until_ns: u64) {
+        self.locks.iter().for_each(ContendedLocks::take_in);
         let (past, births, asleep) = (&mut self.past, &mut self.births, &mut self.asleep);
         let (deaths, ran, span_from_ns) = (&mut self.deaths, &mut self.ran, self.span_from_ns);
         read(&mut self.stream, until_ns, &mut |cpu, slice| {
@@ -178,6 +199,8 @@ impl Recorder {
         for (reason, count) in self.edges.take_lost() {
             *self.lost.entry(reason.to_owned()).or_default() += count;
         }
+        let unkept = self.locks.as_mut().map_or(0, ContendedLocks::take_lost);
+        self.lost.insert("lock_waits_unread".to_owned(), unkept);
         let Recorder { past, births, asleep, lasting, deaths, reclaim, mut lost, mut names, .. } = self;
         let reclaim = reclaim.map(|reclaim| reclaim.finish(until_ns, &mut lost));
         let objects = lasting.take();

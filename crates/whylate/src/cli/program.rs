@@ -100,6 +100,9 @@ pub fn run(program: &Program, duration_ns: u64, shown: &Shown) -> anyhow::Result
     let progress = Progress::new(format!("Looking at {}", name(program)));
     progress.show("attaching");
     let mut recorder = Recorder::start().context("cannot record what the CPUs do")?;
+    if let Some(limitation) = recorder.limitation().filter(|_| shown.is_verbose) {
+        say!("whylate: {limitation}");
+    }
     let mut threads = program.threads().context("cannot read /proc")?;
     recorder.wants(threads.keys().copied());
     let children = program.children();

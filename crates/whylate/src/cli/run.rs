@@ -139,6 +139,10 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
     let user = arguments.user.as_deref().map(User::find).transpose()?;
     let signals = Signals::take()?;
     let mut recorder = Recorder::start().context("cannot record what the CPUs do")?;
+    // JSON is alone on standard error.
+    if let Some(limitation) = recorder.limitation().filter(|_| arguments.verbosity.verbose && !arguments.json) {
+        say!("whylate: {limitation}");
+    }
     let mut command = Command::new(name);
     command.args(rest);
     match &user {
