@@ -29,7 +29,7 @@ pub enum ObjectKind {
     FileLock,
     /// The lock of the memory map of a process (`mmap_lock`); its peer is the thread that holds it.
     MemoryLock,
-    /// The lock of the inode of a file; its peer is the thread that holds it.
+    /// The lock of the inode of a file or directory; its peer is the thread that holds it.
     InodeLock,
     /// The mutex of a pipe; its peer is the thread that holds it.
     PipeLock,
@@ -141,6 +141,9 @@ pub struct Object {
     /// Kind of a kernel lock.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lock: Option<Lock>,
+    /// Address of a kernel lock, which tells locks without a name apart. It is not written: it helps attackers of the kernel.
+    #[serde(skip)]
+    pub lock_address: Option<u64>,
     /// Mount point of a FUSE file system.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mount: Option<String>,
@@ -180,6 +183,7 @@ impl Object {
             process: None,
             symbol: None,
             lock: None,
+            lock_address: None,
             mount: None,
             expires_in_ns: None,
             timeout_ns: None,
@@ -211,11 +215,18 @@ impl Object {
         let own = |of: &Object| if of.remote.is_some() { (None, None) } else { (of.inode, of.local.clone()) };
         // An rwsem may be held by readers now and by a writer then.
         let lock = |of: &Object| of.lock.map(|lock| if lock == Lock::RwsemReaders { Lock::Rwsem } else { lock });
+        let lock = |of: &Object| (lock(of), of.address_of_nameless());
         let key = |of: &Object| (of.kind, of.is_deleted, own(of), of.address, of.id, lock(of), of.any_of.len());
         let names = |of: &Object| [&of.path, &of.remote, &of.mount, &of.process, &of.symbol].map(Clone::clone);
         key(self) == key(other)
             && names(self) == names(other)
             && self.any_of.iter().zip(&other.any_of).all(|(one, other)| one.is_same(other))
+    }
+
+    /// Returns the address of a kernel lock that has no other name. The memory map of the waiter's own process is a name.
+    fn address_of_nameless(&self) -> Option<u64> {
+        let is_named = self.path.is_some() || self.symbol.is_some() || self.kind == ObjectKind::MemoryLock;
+        self.lock_address.filter(|_| !is_named)
     }
 
     /// Strips the fields in which it differs from an object that [is the same](Object::is_same).
@@ -335,7 +346,9 @@ impl Object {
                 Some(process) => format!("the lock of the memory map of {}", printable(process)),
                 None => "the lock of its process's memory map".to_owned(),
             },
-            ObjectKind::InodeLock => format!("the inode lock of {}", named("a file").replacen("a file /", "file /", 1)),
+            ObjectKind::InodeLock => {
+                format!("the inode lock of {}", path.as_deref().unwrap_or("a file or directory"))
+            }
             ObjectKind::PipeLock => "the mutex of a pipe".to_owned(),
             ObjectKind::PositionLock => format!("the position of {}", named("file")),
             ObjectKind::KernelLock => {
@@ -529,12 +542,30 @@ mod tests {
         let texts = [file, inode, nameless, memory, kernel].map(|object| object.to_string());
         let expected = [
             "the lock of file /srv/lock, held by indexer:812 (asleep)",
-            "the inode lock of file /srv/a, held by indexer:812 (asleep)",
-            "the inode lock of a file, held by indexer:812 (asleep)",
+            "the inode lock of /srv/a, held by indexer:812 (asleep)",
+            "the inode lock of a file or directory, held by indexer:812 (asleep)",
             "the lock of its process's memory map, held by indexer:812 (asleep)",
             "a kernel rwsem that readers hold",
         ];
         assert_eq!(texts, expected);
+    }
+
+    #[test]
+    fn locks_without_a_name_are_told_apart_by_address() {
+        let of = |kind, lock_address| Object { lock: Some(Lock::Mutex), lock_address, ..Object::new(kind) };
+        for kind in [ObjectKind::KernelLock, ObjectKind::InodeLock, ObjectKind::PositionLock] {
+            assert!(of(kind, Some(1)).is_same(&of(kind, Some(1))));
+            assert!(!of(kind, Some(1)).is_same(&of(kind, Some(2))));
+            assert!(!of(kind, Some(1)).is_same(&of(kind, None)));
+        }
+        let named = |lock_address| Object { path: Some("/a".to_owned()), ..of(ObjectKind::InodeLock, lock_address) };
+        assert!(named(Some(1)).is_same(&named(None)), "what a walk read has no address");
+        let symbol = |lock_address| Object { symbol: Some("a".to_owned()), ..of(ObjectKind::KernelLock, lock_address) };
+        assert!(symbol(Some(1)).is_same(&symbol(None)));
+        let memory = |lock_address| of(ObjectKind::MemoryLock, lock_address);
+        assert!(memory(Some(1)).is_same(&memory(None)));
+        let text = serde_json::to_string(&named(Some(4_711))).expect("JSON");
+        assert!(!text.contains("4711"), "{text}");
     }
 
     #[test]

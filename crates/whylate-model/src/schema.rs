@@ -118,6 +118,7 @@ fn object() -> Object {
         process: text(),
         symbol: text(),
         lock: Some(crate::holders::Lock::Mutex),
+        lock_address: None,
         mount: text(),
         expires_in_ns: Some(4),
         timeout_ns: Some(5),
