@@ -15,11 +15,11 @@ fn symbols_of(kallsyms: &str) -> impl Iterator<Item = (u64, &str)> {
     })
 }
 
-/// Returns the data in /proc/kallsyms, as far as it is shown.
+/// Returns the data in /proc/kallsyms, as far as it is shown, but for that of modules, which may be unloaded.
 pub(super) fn data_of(kallsyms: &str) -> Vec<(u64, Box<str>)> {
     let is_data = |line: &&str| {
         let kind = line.split(' ').nth(1).unwrap_or_default();
-        matches!(kind, "b" | "B" | "d" | "D")
+        matches!(kind, "b" | "B" | "d" | "D") && !line.contains('\t')
     };
     let data = kallsyms.lines().filter(is_data).flat_map(symbols_of);
     data.filter(|&(address, _)| address != 0).map(|(address, name)| (address, name.into())).collect()
