@@ -522,7 +522,12 @@ struct hlist_head {
 	struct hlist_node *first;
 };
 
+struct hlist_bl_node {
+	struct hlist_bl_node *next, **pprev;
+};
+
 struct dentry {
+	struct hlist_bl_node d_hash;
 	struct qstr d_name;
 	struct dentry *d_parent;
 	struct super_block *d_sb;

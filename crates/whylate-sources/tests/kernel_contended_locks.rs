@@ -45,13 +45,15 @@ fn contending_process() -> Result<()> {
     Ok(())
 }
 
-/// Records the process. Returns what it printed, each wait with the path of that time.
-fn recorded() -> Result<Vec<(Truth, Path)>> {
+/// Records the process. Returns what it printed, each wait with the path of that time; and the number of waits of the machine
+/// whose locks were not kept.
+fn recorded() -> Result<(Vec<(Truth, Path)>, u64)> {
     let mut command = Command::new(env::current_exe()?);
     command.args(["--exact", "contending_process", "--nocapture"]).env(CONTENDS, "all");
     let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
     let (mut input, output) = (process.stdin.take().context("an input")?, process.stdout.take().context("an output")?);
     let mut recorder = Recorder::start()?;
+    ensure!(recorder.limitation().is_none(), "{:?}", recorder.limitation());
     recorder.span_begins(clock::monotonic_ns());
     writeln!(input)?;
     let began = Instant::now();
@@ -67,7 +69,8 @@ fn recorded() -> Result<Vec<(Truth, Path)>> {
     recorder.span_ends();
     process.wait()?;
     let Recorded { mut past, lost, mut names, .. } = recorder.finish(clock::monotonic_ns());
-    ensure!(lost.get("lock_waits_unread") == Some(&0), "{lost:?}");
+    let lost = *lost.get("lock_waits_unread").context("a count of lost locks")?;
+    lines.iter().filter(|line| line.starts_with("queued")).for_each(|line| println!("{line}"));
     let truths: Vec<Truth> = lines.iter().filter_map(|line| Truth::parse(line.strip_prefix("truth\t")?)).collect();
     let asked = |&Truth { waiter: tid, from_ns, to_ns, .. }: &Truth| Query {
         tid,
@@ -80,7 +83,7 @@ fn recorded() -> Result<Vec<(Truth, Path)>> {
     let mut found: Vec<PathBuilder> = asked.iter().map(|_| PathBuilder::default()).collect();
     walk(&mut past, &asked, &(), &mut |number, finding| found[number].add(finding));
     let paths = found.into_iter().map(|found| found.finish(&mut names));
-    Ok(truths.into_iter().zip(paths).collect())
+    Ok((truths.into_iter().zip(paths).collect(), lost))
 }
 
 /// Renders a path on one line.
@@ -115,14 +118,17 @@ struct Counts {
     /// The lock is right, and nobody is named as holder.
     without_holder: u32,
     /// The thread did not block for long.
-    inconclusive: u32,
+    too_short: u32,
+    /// The lock is missing, and others were lost in the meantime.
+    missing: u32,
 }
 
 #[test]
 fn waits_for_kernel_locks_have_lock_and_holder() -> Result<()> {
     let Some(_lock) = share_machine() else { return Ok(()) };
     let (mut wrong, mut missing, mut counts) = (Vec::new(), Vec::new(), BTreeMap::<String, Counts>::new());
-    for (truth, path) in recorded()? {
+    let (waits, lost) = recorded()?;
+    for (truth, path) in waits {
         let locks = locks_of(&path);
         let counts = counts.entry(truth.what.clone()).or_default();
         if locks.iter().any(|object| truth.is_wrong(object)) {
@@ -133,20 +139,25 @@ fn waits_for_kernel_locks_have_lock_and_holder() -> Result<()> {
             counts.without_holder += 1;
             println!("without a holder: {truth}");
         } else if path.is_folded || blocked_ns(&path) < LONG_NS {
-            // On a busy machine most of the time may have been for a CPU, in so many parts that equal ones are summed.
-            counts.inconclusive += 1;
-            println!("inconclusive: {truth}");
+            // On a busy machine most of the time may have been for a CPU, in many parts of which equal ones are summed.
+            counts.too_short += 1;
+            println!("too short to judge: {truth}");
         } else {
+            counts.missing += 1;
             missing.push(format!("{truth}: {}", shown(&path)));
         }
     }
-    println!("{counts:?}");
-    ensure!(wrong.is_empty() && missing.is_empty(), "wrong: {wrong:#?}, missing: {missing:#?}");
+    println!("{counts:?}, {lost} lost");
+    ensure!(wrong.is_empty(), "wrong: {wrong:#?}");
+    // Other threads of the machine may have lost theirs.
+    ensure!(missing.len() as u64 <= lost, "missing, with {lost} lost: {missing:#?}");
     ensure!(counts.len() == kinds::KINDS, "some kinds have no waits: {counts:?}");
     // With PREEMPT_RT, threads spin as long as the owner of a lock runs.
     let spins = |what: &str| kinds::HOLDERS_RUN.contains(&what) && fs::exists("/sys/kernel/realtime").unwrap_or(false);
-    let is_too_little =
-        |what: &str, of: &Counts| !spins(what) && (of.without_holder * 4 > of.right || of.inconclusive > of.right);
+    // The holder of the few waits behind a waiter that gave up may be done before the waiters queue.
+    let is_too_little = |what: &str, of: &Counts| {
+        !spins(what) && what != "gave up" && (of.without_holder * 4 > of.right || of.too_short + of.missing > of.right)
+    };
     let too_little: Vec<_> = counts.iter().filter(|(what, of)| is_too_little(what, of)).collect();
     ensure!(too_little.is_empty(), "too many waits are not judged: {too_little:?}");
     Ok(())

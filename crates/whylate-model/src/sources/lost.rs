@@ -32,7 +32,7 @@ pub const SHARED_LOST: &[Reason] = &[
     ),
     reason(
         "lock_waits_unread",
-        "the kernel lock of a wait was not kept: too many threads waited, or one for two locks at once (--why, -p, run)",
+        "the kernel lock of a wait was not kept: too many waits for locks, or two of a thread at once (--why, -p, run)",
     ),
     reason("late_events", "late events came faster than they were read, or were too many for one line of JSON"),
     reason(

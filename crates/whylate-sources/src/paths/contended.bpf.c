@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
  * Kernel locks for which threads wait, with the owner at the beginning (5.19). Without contention no program runs. Spinlocks are not
- * recorded: they name no owner, and the thread is on its CPU.
+ * recorded: they name no owner, and the thread is on its CPU. Nor are semaphores and percpu rwsems, which name no owner either.
  */
 #include "kernel_types.h"
 #include <bpf/bpf_helpers.h>
@@ -30,6 +30,8 @@ enum contended_limits {
 	CONTENDING_THREADS = 1 << 13,
 	PATH_NAMES = 10,
 	NAME_BYTES = 72,
+	/* Hard links of an inode that are looked at. */
+	ALIASES = 8,
 	CHECKED_WORDS = 7,
 };
 
@@ -50,7 +52,9 @@ struct contending {
 			/* It waits for an rwsem as a reader. */
 			u8 is_reader;
 			char holder_name[16];
-			u64 _unused;
+			/* TID of the last reader that took the rwsem for which it waits as a writer; 0: unknown. */
+			u32 reader;
+			u32 _unused;
 		};
 		u64 words[CHECKED_WORDS];
 	};
@@ -73,6 +77,7 @@ struct contended_wait {
 	/* The waker may be another thread than one that held the lock. */
 	u8 is_waker_uncertain;
 	u32 holder;
+	/* PID of the process of a memory map; 0: the thread's own. */
 	u32 memory_of;
 	/* Of the file system: major << 20 | minor. */
 	u32 device;
@@ -81,9 +86,11 @@ struct contended_wait {
 	u8 is_deleted;
 	/* `names` begin at the root of the file system. */
 	u8 is_whole;
-	/* TID of the last reader that took the rwsem by the end; 0: unknown. It may be a thread that came only then. */
+	/* TID of the last reader that had taken the rwsem when a writer began to wait; 0: unknown. */
 	u32 reader;
-	u32 _unused;
+	/* The thread has the lock at the end. */
+	u8 is_taken;
+	u8 _unused[3];
 	char holder_name[16];
 	char memory_name[16];
 	/* Of the inode and its directories, innermost first; each ends in a zero byte, unless it was cut. */
@@ -141,7 +148,15 @@ static __always_inline u64 check_of(const struct contending *of)
 	return check;
 }
 
-static __always_inline void read_path(struct contended_wait *wait, const struct dentry *dentry)
+/* A root that is not the file system's is that of a disconnected subtree (NFS): there is no path. */
+static __always_inline void end_path(struct contended_wait *wait, const struct dentry *dentry, const struct dentry *root)
+{
+	wait->is_whole = dentry == root;
+	if (!wait->is_whole)
+		wait->count = 0;
+}
+
+static __always_inline void read_path(struct contended_wait *wait, const struct dentry *dentry, const struct dentry *root)
 {
 	for (u32 i = 0; i < PATH_NAMES; i++) {
 		const struct dentry *parent = BPF_CORE_READ(dentry, d_parent);
@@ -150,7 +165,7 @@ static __always_inline void read_path(struct contended_wait *wait, const struct 
 		if (!dentry || !parent)
 			return;
 		if (parent == dentry) {
-			wait->is_whole = true;
+			end_path(wait, dentry, root);
 			return;
 		}
 		if (bpf_probe_read_kernel_str(wait->names[i], NAME_BYTES, name) <= 0)
@@ -161,12 +176,28 @@ static __always_inline void read_path(struct contended_wait *wait, const struct 
 		wait->count = i + 1;
 		dentry = parent;
 	}
-	wait->is_whole = BPF_CORE_READ(dentry, d_parent) == dentry;
+	if (BPF_CORE_READ(dentry, d_parent) == dentry)
+		end_path(wait, dentry, root);
+}
+
+/* Returns a name of the inode that still exists, or the last one if all were removed; NULL if there is none. */
+static __always_inline const struct dentry *name_of(const struct inode *inode, bool is_deleted)
+{
+	struct hlist_node *alias = BPF_CORE_READ(inode, i_dentry.first);
+
+	for (u32 i = 0; i < ALIASES && alias; i++) {
+		const struct dentry *dentry = (const void *)alias - bpf_core_field_offset(struct dentry, d_u.d_alias);
+
+		if (is_deleted || BPF_CORE_READ(dentry, d_hash.pprev))
+			return dentry;
+		alias = BPF_CORE_READ(alias, next);
+	}
+	return NULL;
 }
 
 static __always_inline void read_inode(struct contended_wait *wait, const struct inode *inode)
 {
-	struct hlist_node *alias;
+	const struct dentry *dentry;
 
 	wait->lock_of = LOCK_OF_INODE;
 	wait->inode = BPF_CORE_READ(inode, i_ino);
@@ -174,9 +205,9 @@ static __always_inline void read_inode(struct contended_wait *wait, const struct
 	wait->is_deleted = !BPF_CORE_READ(inode, i_nlink);
 	if (!bpf_core_field_exists(struct dentry, d_u.d_alias))
 		return;
-	alias = BPF_CORE_READ(inode, i_dentry.first);
-	if (alias)
-		read_path(wait, (const void *)alias - bpf_core_field_offset(struct dentry, d_u.d_alias));
+	dentry = name_of(inode, wait->is_deleted);
+	if (dentry)
+		read_path(wait, dentry, BPF_CORE_READ(inode, i_sb, s_root));
 }
 
 /* A mutex may be that of a pipe, or of the position of an open file. */
@@ -213,7 +244,9 @@ static __always_inline void find_lock_of(struct contended_wait *wait, struct tas
 		u64 leader = (u64)BPF_CORE_READ(owner, group_leader);
 
 		wait->lock_of = LOCK_OF_MEMORY;
-		wait->memory_of = own_namespace ? (u32)number_by_address(&leader) : (u32)BPF_CORE_READ(owner, tgid);
+		wait->memory_of = BPF_CORE_READ(owner, tgid);
+		if (own_namespace)
+			wait->memory_of = shown_by_address(&leader, wait->memory_of);
 		BPF_CORE_READ_STR_INTO(&wait->memory_name, owner, group_leader, comm);
 		return;
 	}
@@ -224,21 +257,6 @@ static __always_inline void find_lock_of(struct contended_wait *wait, struct tas
 		read_descriptor(wait, task);
 }
 
-/* Reads the last reader that took an rwsem: an owner word with its address. The thread may have exited, and the number be another's. */
-static __always_inline u32 last_reader_of(u64 lock)
-{
-	const struct rw_semaphore *rwsem = (const void *)lock;
-	u64 owner;
-
-	if (!bpf_core_field_exists(rwsem->owner))
-		return 0;
-	owner = BPF_CORE_READ(rwsem, owner.counter);
-	if (!(owner & RWSEM_READER_OWNED))
-		return 0;
-	owner &= ~(u64)OWNER_FLAGS;
-	return own_namespace ? (u32)number_by_address(&owner) : (u32)BPF_CORE_READ((const struct task_struct *)owner, pid);
-}
-
 static __always_inline bool has_signal(const struct task_struct *task)
 {
 	u64 pending = BPF_CORE_READ(task, pending.signal.sig[0]) | BPF_CORE_READ(task, signal, shared_pending.signal.sig[0]);
@@ -247,9 +265,10 @@ static __always_inline bool has_signal(const struct task_struct *task)
 }
 
 /* Sends what is known of the current thread's wait. Global, so that the verifier checks it once. */
-__noinline int send_wait(const struct contending *of, struct contended_wait *wait, u64 now_ns, int error)
+__noinline int send_wait(const struct contending *of, struct contended_wait *wait, u64 now_ns, bool has_ended, int error)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
+	bool is_rwsem_waiter;
 	u64 size;
 
 	if (!of || !wait)
@@ -263,12 +282,17 @@ __noinline int send_wait(const struct contending *of, struct contended_wait *wai
 	__builtin_memcpy(wait->holder_name, of->holder_name, sizeof(wait->holder_name));
 	wait->tid = shown_number(task);
 	/*
-	 * The waker may be the sender of a signal, even if the thread got the lock before it ran again. With PREEMPT_RT, readers of an rwsem
-	 * wake each other.
+	 * A waiter for an rwsem is woken by the thread that released it, by one that enqueues or takes it before the former wakes anybody, or
+	 * by the first waiter when it gives up. With PREEMPT_RT, readers wake each other, and the last one wakes a writer.
 	 */
-	wait->is_waker_uncertain = error || has_signal(task) || (of->kind == LOCK_RT_MUTEX && of->is_reader);
-	if (of->kind == LOCK_RWSEM || of->kind == LOCK_RWSEM_READERS)
-		wait->reader = last_reader_of(of->lock);
+	is_rwsem_waiter = of->kind == LOCK_RWSEM || of->kind == LOCK_RWSEM_READERS;
+	wait->is_waker_uncertain = bpf_core_type_exists(struct rwbase_rt) ? of->is_reader : is_rwsem_waiter;
+	/* The waker may be the sender of a signal, even if the thread got the lock before it ran again. */
+	if (error || has_signal(task))
+		wait->is_waker_uncertain = 1;
+	else
+		wait->reader = of->reader;
+	wait->is_taken = has_ended && !error && !(of->kind == LOCK_RT_MUTEX && of->is_reader);
 	find_lock_of(wait, task);
 	size = __builtin_offsetof(struct contended_wait, names) + wait->count * NAME_BYTES;
 	if (size > sizeof(*wait))
@@ -286,37 +310,57 @@ static __always_inline bool is_sleep(const struct contending *known, u64 task, u
 	       known->check == check_of(known);
 }
 
+static __always_inline u32 number_of(u64 address)
+{
+	const struct task_struct *task = (const void *)address;
+
+	return own_namespace ? (u32)number_by_address(&address) : (u32)BPF_CORE_READ(task, pid);
+}
+
+/* Reads an rwsem's kind, and its writer or the last reader. A writer clears the owner word before it releases the count. */
+static __always_inline u64 read_rwsem_owner(struct contending *of, u32 flags)
+{
+	const struct rw_semaphore *rwsem = (const void *)of->lock;
+	u64 count, owner;
+
+	of->kind = LOCK_RWSEM;
+	if (!bpf_core_field_exists(rwsem->count) || !bpf_core_field_exists(rwsem->owner))
+		return 0;
+	count = BPF_CORE_READ(rwsem, count.counter);
+	owner = BPF_CORE_READ(rwsem, owner.counter);
+	if (count & RWSEM_WRITER_LOCKED)
+		return owner & RWSEM_READER_OWNED ? 0 : owner & ~(u64)OWNER_FLAGS;
+	if (!(count >> RWSEM_READERS_SHIFT))
+		return 0;
+	of->kind = LOCK_RWSEM_READERS;
+	/* It may have released the lock, and exited: this is no holder by itself. */
+	if (flags & LCB_F_WRITE && owner & RWSEM_READER_OWNED)
+		of->reader = number_of(owner & ~(u64)OWNER_FLAGS);
+	return 0;
+}
+
 /* Reads the lock's kind, and its owner, which has not exited by now: the program holds the RCU read lock. */
 static __always_inline void read_contended(struct contending *of, u32 flags)
 {
 	struct wait_for wait = { .lock = of->lock };
-	const struct rw_semaphore *rwsem = (const void *)of->lock;
 	const struct task_struct *holder;
 
 	if (flags & LCB_F_MUTEX) {
-		wait.kind = LOCK_MUTEX;
+		of->kind = LOCK_MUTEX;
 		read_mutex(&wait);
-	} else if (flags & LCB_F_PERCPU) {
-		wait.kind = flags & LCB_F_READ ? LOCK_RWSEM : LOCK_NONE;
 	} else if (flags & LCB_F_RT && !(flags & (LCB_F_READ | LCB_F_WRITE))) {
+		of->kind = LOCK_RT_MUTEX;
 		read_rt_mutex(&wait);
 	} else if (flags & LCB_F_RT) {
 		/* A writer waits only for readers here: for another writer, it waits for the rt_mutex first. */
-		wait.kind = flags & LCB_F_READ ? LOCK_RWSEM : LOCK_RWSEM_READERS;
-	} else if (flags & (LCB_F_READ | LCB_F_WRITE)) {
-		wait.kind = LOCK_RWSEM;
-		if (!read_rwsem(&wait) && bpf_core_field_exists(rwsem->count) &&
-		    BPF_CORE_READ(rwsem, count.counter) >> RWSEM_READERS_SHIFT)
-			wait.kind = LOCK_RWSEM_READERS;
+		of->kind = flags & LCB_F_READ ? LOCK_RWSEM : LOCK_RWSEM_READERS;
 	} else {
-		wait.kind = LOCK_SEMAPHORE;
+		wait.holder = read_rwsem_owner(of, flags);
 	}
-	of->kind = wait.kind;
-	/* The last reader may have released the lock, and exited. */
-	if (!wait.holder || wait.kind == LOCK_RWSEM_READERS)
+	if (!wait.holder)
 		return;
+	of->holder = number_of(wait.holder);
 	holder = (const struct task_struct *)wait.holder;
-	of->holder = own_namespace ? (u32)number_by_address(&wait.holder) : (u32)BPF_CORE_READ(holder, pid);
 	BPF_CORE_READ_STR_INTO(&of->holder_name, holder, comm);
 }
 
@@ -328,8 +372,8 @@ int BPF_PROG(on_contention_begin, void *lock, unsigned int flags)
 	bool is_part;
 	u32 zero = 0;
 
-	/* A spinlock, perhaps of an interrupt. */
-	if ((flags & (LCB_F_SPIN | LCB_F_MUTEX)) == LCB_F_SPIN)
+	/* A spinlock, perhaps of an interrupt; a semaphore; or a percpu rwsem. */
+	if ((flags & (LCB_F_SPIN | LCB_F_MUTEX)) == LCB_F_SPIN || !flags || flags & LCB_F_PERCPU)
 		return 0;
 	known = contending_here();
 	if (!known)
@@ -345,11 +389,14 @@ int BPF_PROG(on_contention_begin, void *lock, unsigned int flags)
 	if (is_part)
 		now.is_reader = known->is_reader;
 	/* Another thread's, or this one's, which blocks on a lock while it queues for another one. */
-	if (known->task && !is_part && (known->task != now.task || known->lock != now.lock))
-		__sync_fetch_and_add(&lost_contending, 1);
-	else if (is_sleep(known, now.task, now.lock, now.since_ns))
-		send_wait(known, bpf_map_lookup_elem(&wait_at_begin, &zero), now.since_ns, 0);
-	read_contended(&now, flags);
+	if (known->task && !is_part && (known->task != now.task || known->lock != now.lock)) {
+		if (!known->is_spinning)
+			__sync_fetch_and_add(&lost_contending, 1);
+	} else if (is_sleep(known, now.task, now.lock, now.since_ns)) {
+		send_wait(known, bpf_map_lookup_elem(&wait_at_begin, &zero), now.since_ns, false, 0);
+	}
+	if (!now.is_spinning)
+		read_contended(&now, flags);
 	now.check = check_of(&now);
 	*known = now;
 	return 0;
@@ -359,6 +406,7 @@ SEC("tp_btf/contention_end")
 int BPF_PROG(on_contention_end, void *lock, int error)
 {
 	struct contending *known = contending_here();
+	const struct task_struct *current;
 	u64 now_ns, task;
 	u32 zero = 0;
 
@@ -368,9 +416,13 @@ int BPF_PROG(on_contention_end, void *lock, int error)
 	task = bpf_get_current_task();
 	if (known->task != task)
 		return 0;
+	/* The spinlock in an rt_mutex has the same address: it is contended before the thread has the rt_mutex, or gives up. */
+	current = bpf_get_current_task_btf();
+	if (known->kind == LOCK_RT_MUTEX && bpf_core_field_exists(current->pi_blocked_on) && current->pi_blocked_on)
+		return 0;
 	now_ns = bpf_ktime_get_ns();
 	if (is_sleep(known, task, (u64)lock, now_ns))
-		send_wait(known, bpf_map_lookup_elem(&wait_at_end, &zero), now_ns, error);
+		send_wait(known, bpf_map_lookup_elem(&wait_at_end, &zero), now_ns, true, error);
 	known->task = 0;
 	return 0;
 }

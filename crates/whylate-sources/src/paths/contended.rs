@@ -67,7 +67,7 @@ impl LoadingLocks {
             0
         })?;
         let ring = builder.build()?;
-        // Ends come first, so that nothing begins that does not end.
+        // Attach contention_end first: an entry without an end would go stale.
         let links = vec![skeleton.progs.on_contention_end.attach()?, skeleton.progs.on_contention_begin.attach()?];
         Ok(ContendedLocks { _links: links, ring, waits: Rc::clone(waits), skeleton, lost_reported: 0 })
     }
@@ -111,7 +111,6 @@ fn decoded(bytes: &[u8]) -> Option<(u32, LockWait)> {
     let of = attach::read_plain::<contended_wait>(&padded)?;
     let lock = match lock_kind(of.kind.into()) {
         lock_kind::LOCK_MUTEX => Some(Lock::Mutex),
-        lock_kind::LOCK_SEMAPHORE => Some(Lock::Semaphore),
         lock_kind::LOCK_RWSEM => Some(Lock::Rwsem),
         lock_kind::LOCK_RWSEM_READERS => Some(Lock::RwsemReaders),
         lock_kind::LOCK_RT_MUTEX => Some(Lock::RtMutex),
@@ -134,6 +133,7 @@ fn decoded(bytes: &[u8]) -> Option<(u32, LockWait)> {
         holder,
         is_waker_uncertain: of.is_waker_uncertain != 0,
         reader: of.reader,
+        is_taken: of.is_taken != 0,
     };
     Some((of.tid, wait))
 }
@@ -169,6 +169,8 @@ unsafe impl PlainData for contended_wait {}
 
 #[cfg(test)]
 mod tests {
+    use whylate_model::thread::OUTSIDE;
+
     use super::*;
 
     fn named(names: &[&str], is_whole: bool) -> contended_wait {
@@ -195,15 +197,39 @@ mod tests {
         assert_eq!(path(&["c", &cut], true), Some(format!("/{}…/c", "x".repeat(71))));
     }
 
+    /// Decodes a record with this number of names.
+    fn decoded_with(of: &contended_wait, names: usize) -> (u32, LockWait) {
+        let size = std::mem::offset_of!(contended_wait, names) + size_of_val(&of.names[..names]);
+        #[allow(unsafe_code)]
+        // SAFETY: the record is made of integers, and lives as long as the slice.
+        let bytes = unsafe { std::slice::from_raw_parts((&raw const *of).cast::<u8>(), size) };
+        decoded(bytes).expect("a record")
+    }
+
+    #[test]
+    fn memory_map_is_that_of_the_process_or_of_another_one() {
+        let of = |memory_of| {
+            let memory_name =
+                "other\0\0\0\0\0\0\0\0\0\0\0".as_bytes().as_array().expect("16 bytes").map(|byte| byte as i8);
+            let of = contended_wait {
+                lock_of: lock_of::LOCK_OF_MEMORY.0 as u8,
+                memory_of,
+                memory_name,
+                ..Default::default()
+            };
+            decoded_with(&of, 0).1.part_of
+        };
+        let outside = OUTSIDE | 5;
+        assert_eq!(of(0), LockOf::Memory(None));
+        assert_eq!(of(7), LockOf::Memory(Some((7, Name::new("other")))));
+        assert_eq!(of(outside), LockOf::Memory(Some((outside, Name::new("other")))), "outside the PID namespace");
+    }
+
     #[test]
     fn record_without_its_last_names_is_whole() {
         let of = contended_wait { tid: 7, holder: 8, from_ns: 1, to_ns: 2, ..named(&["a"], true) };
         let of = contended_wait { lock_of: lock_of::LOCK_OF_INODE.0 as u8, kind: lock_kind::LOCK_RWSEM.0 as u16, ..of };
-        let size = std::mem::offset_of!(contended_wait, names) + size_of_val(&of.names[0]);
-        #[allow(unsafe_code)]
-        // SAFETY: the record is made of integers, and lives as long as the slice.
-        let bytes = unsafe { std::slice::from_raw_parts((&raw const of).cast::<u8>(), size) };
-        let (tid, wait) = decoded(bytes).expect("a record");
+        let (tid, wait) = decoded_with(&of, 1);
         let part_of = LockOf::Inode { path: Some("/a".into()), device: 0, is_deleted: false };
         assert_eq!((tid, wait.lock, wait.part_of), (7, Some(Lock::Rwsem), part_of));
         assert_eq!(wait.holder.map(|(tid, _)| tid), Some(8));

@@ -14,6 +14,13 @@ use crate::kernel::symbols::DataSymbols;
 
 /// Maximum number of waits that are kept, some 120 bytes each.
 const MAX_KEPT: usize = 100_000;
+/// Maximum number of waits that are kept of a thread. It is halved when there are too many of all threads.
+const MAX_OF_THREAD: usize = 1 << 14;
+const MIN_OF_THREAD: usize = 1 << 4;
+/// Maximum number of paths that are remembered.
+const MAX_PATHS: usize = 1_000;
+/// Maximum time from the wakeup of another waiter to the beginning of a thread's own wait, for which it enqueued by then.
+const ENQUEUED_NS: u64 = 1_000_000;
 
 /// What a kernel lock is part of.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,39 +48,67 @@ pub(super) struct LockWait {
     pub part_of: LockOf,
     /// TID and name of the owner at the beginning, if known for certain.
     pub holder: Option<(u32, Name)>,
-    /// The waker may be another thread than one that held the lock, such as the sender of a signal.
+    /// The waker may be another thread than one that held the lock, such as the sender of a signal, or a waiter for the same
+    /// rwsem that gave up.
     pub is_waker_uncertain: bool,
-    /// TID of the last reader that had taken an rwsem when the wait ended; 0: unknown.
+    /// TID of the last reader that had taken an rwsem when a writer began to wait; 0: unknown. It may have released the rwsem.
     pub reader: u32,
-}
-
-impl LockWait {
-    /// Returns whether the waker of a sleep held the lock until then. A signal's sender did not, nor did a reader that took
-    /// an rwsem as soon as it was free, and woke the other readers.
-    fn was_held_by_waker(&self, waker: u32) -> bool {
-        self.holder.is_some_and(|(tid, _)| tid == waker) || !(self.is_waker_uncertain || self.reader == waker)
-    }
+    /// The thread had the lock at the end.
+    pub is_taken: bool,
 }
 
 /// Waits for kernel locks by thread.
-#[derive(Default)]
 pub(crate) struct LockWaits {
     /// In order of time.
     by_thread: HashMap<u32, VecDeque<LockWait>>,
     kept: usize,
+    /// Maximum number of waits of a thread.
+    max_of_thread: usize,
     /// Number of waits without room since the last call of [`LockWaits::take_dropped`].
     dropped: u64,
     mounts: Option<Mounts>,
+    /// Paths in this mount namespace, by device and path within the file system.
+    paths: HashMap<(u32, Box<str>), Option<String>>,
     symbols: DataSymbols,
 }
 
+impl Default for LockWaits {
+    fn default() -> Self {
+        LockWaits {
+            by_thread: HashMap::new(),
+            kept: 0,
+            max_of_thread: MAX_OF_THREAD,
+            dropped: 0,
+            mounts: None,
+            paths: HashMap::new(),
+            symbols: DataSymbols::default(),
+        }
+    }
+}
+
 impl LockWaits {
+    /// Adds a wait. If there are too many, drops the oldest ones of the threads with the most.
     pub(super) fn add(&mut self, tid: u32, wait: LockWait) {
+        while self.kept >= MAX_KEPT && self.max_of_thread > MIN_OF_THREAD {
+            self.max_of_thread /= 2;
+            self.by_thread.values_mut().for_each(|of_thread| {
+                let over = of_thread.len().saturating_sub(self.max_of_thread);
+                of_thread.drain(..over);
+                self.kept -= over;
+                self.dropped += over as u64;
+            });
+        }
         if self.kept >= MAX_KEPT {
             self.dropped += 1;
             return;
         }
-        self.by_thread.entry(tid).or_default().push_back(wait);
+        let of_thread = self.by_thread.entry(tid).or_default();
+        if of_thread.len() >= self.max_of_thread {
+            of_thread.pop_front();
+            self.kept -= 1;
+            self.dropped += 1;
+        }
+        of_thread.push_back(wait);
         self.kept += 1;
     }
 
@@ -84,8 +119,12 @@ impl LockWaits {
             !of_thread.is_empty()
         });
         self.kept = self.by_thread.values().map(VecDeque::len).sum();
+        if self.kept < MAX_KEPT / 2 {
+            self.max_of_thread = MAX_OF_THREAD;
+        }
         // Devices get the numbers of others that are gone.
         self.mounts = None;
+        self.paths.clear();
     }
 
     pub(super) fn take_dropped(&mut self) -> u64 {
@@ -96,7 +135,8 @@ impl LockWaits {
     /// what was read.
     pub(crate) fn object_of(&mut self, wait: WaitSpan, read: Option<Object>) -> Option<Object> {
         let Some(known) = self.wait_around(wait).cloned() else { return read };
-        let last = wait.waker.filter(|&(tid, _)| tid != wait.tid && known.was_held_by_waker(tid));
+        let was_held_by = |waker| self.was_held_by_waker(&known, waker, wait.woken_ns);
+        let last = wait.waker.filter(|&(tid, _)| tid != wait.tid && was_held_by(tid));
         let mut object = with_reading(self.object(wait.tid, known), read);
         if let Some((tid, name)) = last {
             object.add_last_holder(ActorName::thread(name.text(), tid).to_string());
@@ -110,6 +150,22 @@ impl LockWaits {
         let of_thread = self.by_thread.get(&wait.tid)?;
         let at = of_thread.partition_point(|known| known.to_ns < wait.woken_ns);
         of_thread.get(at).filter(|known| known.from_ns <= from_ns)
+    }
+
+    /// Returns whether the waker of a sleep held the lock during the wait for certain. The sender of a signal did not, nor
+    /// did another waiter for the same rwsem that enqueued, or gave up, and woke those behind it.
+    fn was_held_by_waker(&self, wait: &LockWait, waker: u32, woken_ns: u64) -> bool {
+        if !wait.is_waker_uncertain || wait.holder.is_some_and(|(tid, _)| tid == waker) {
+            return true;
+        }
+        let mut of_waker = self.by_thread.get(&waker).into_iter().flatten().filter(|of| of.address == wait.address);
+        // It had read the lock when the wait began, and does not wait for the lock itself.
+        let may_wait = |of: &LockWait| of.to_ns >= woken_ns && of.from_ns <= woken_ns.saturating_add(ENQUEUED_NS);
+        if wait.reader == waker && waker != 0 && !of_waker.clone().any(may_wait) {
+            return true;
+        }
+        // It took the lock during the wait.
+        of_waker.any(|of| of.is_taken && (wait.from_ns..=woken_ns).contains(&of.to_ns))
     }
 
     fn object(&mut self, waiter: u32, of: LockWait) -> Object {
@@ -133,15 +189,24 @@ impl LockWaits {
             process: Holder { who: ActorName::thread(name.text(), tid).to_string(), ..Holder::default() },
             others: 0,
         };
-        Object { lock: of.lock, peers: holder.map(peer).into_iter().collect(), ..object }
+        let peers = holder.map(peer).into_iter().collect();
+        Object { lock: of.lock, lock_address: Some(of.address), peers, ..object }
     }
 
     /// Returns the path of a file in this process's mount namespace.
     fn path(&mut self, path: Option<Box<str>>, device: u32) -> Option<String> {
-        let path = path?;
+        let key = (device, path?);
+        if let Some(known) = self.paths.get(&key) {
+            return known.clone();
+        }
         // The kernel's own numbers have 20 bits of the minor number.
         let device = (device >> 20, device & ((1 << 20) - 1));
-        self.mounts.get_or_insert_with(|| Mounts::of_process("self")).path_of(device, &path)
+        let found = self.mounts.get_or_insert_with(|| Mounts::of_process("self")).path_of(device, &key.1);
+        if self.paths.len() >= MAX_PATHS {
+            self.paths.clear();
+        }
+        self.paths.insert(key, found.clone());
+        found
     }
 }
 
@@ -153,7 +218,22 @@ fn with_reading(recorded: Object, read: Option<Object>) -> Object {
     let others = recorded.peers.iter().filter(|peer| peers.iter().all(|known| known.process.who != peer.process.who));
     let others: Vec<Peer> = others.cloned().collect();
     peers.extend(others);
-    Object { path: recorded.path.or(read.path), peers, ..recorded }
+    if recorded.kind == ObjectKind::KernelLock && read.kind != ObjectKind::KernelLock {
+        return Object {
+            kind: read.kind,
+            path: read.path,
+            is_deleted: read.is_deleted,
+            process: read.process,
+            peers,
+            ..recorded
+        };
+    }
+    // The walk has the path that the program opened, and reads whether it still exists.
+    let (path, is_deleted) = match recorded.path {
+        Some(path) => (Some(path), recorded.is_deleted),
+        None => (read.path, read.is_deleted),
+    };
+    Object { path, is_deleted, peers, ..recorded }
 }
 
 #[cfg(test)]
@@ -163,7 +243,8 @@ mod tests {
     fn wait(from_ns: u64, to_ns: u64, holder: u32) -> LockWait {
         let holder = Some((holder, Name::new("holder")));
         let (lock, part_of) = (Some(Lock::Mutex), LockOf::Unknown);
-        LockWait { from_ns, to_ns, address: 1, lock, part_of, holder, is_waker_uncertain: false, reader: 0 }
+        let (is_waker_uncertain, is_taken) = (false, true);
+        LockWait { from_ns, to_ns, address: 1, lock, part_of, holder, is_waker_uncertain, reader: 0, is_taken }
     }
 
     fn holder_of(waits: &mut LockWaits, tid: u32, from_ns: u64, woken_ns: u64) -> Option<String> {
@@ -187,26 +268,60 @@ mod tests {
         assert_eq!((waits.kept, holder_of(&mut waits, 7, 11, 19)), (2, None));
     }
 
+    /// Returns the holders of thread 7, which waited from 10 to 20 and was woken at 19.
+    fn holders(known: LockWait, of_waker: Vec<LockWait>, waker: u32) -> Vec<String> {
+        let mut waits = LockWaits::default();
+        waits.add(7, known);
+        of_waker.into_iter().for_each(|wait| waits.add(waker, wait));
+        let waker = Some((waker, Name::new("waker")));
+        let wait = WaitSpan { tid: 7, from_ns: Some(11), woken_ns: 19, waker };
+        let object = waits.object_of(wait, None).expect("a lock");
+        object.peers.into_iter().map(|peer| peer.process.who).collect()
+    }
+
     #[test]
     fn waker_counts_only_if_it_held_the_lock() {
-        let holders = |known: LockWait, waker: u32| -> Vec<String> {
-            let mut waits = LockWaits::default();
-            waits.add(7, known);
-            let waker = Some((waker, Name::new("waker")));
-            let wait = WaitSpan { tid: 7, from_ns: Some(11), woken_ns: 19, waker };
-            let object = waits.object_of(wait, None).expect("a lock");
-            object.peers.into_iter().map(|peer| peer.process.who).collect()
+        assert_eq!(holders(wait(10, 20, 1), vec![], 2), ["waker:2", "holder:1"]);
+        assert_eq!(holders(wait(10, 20, 1), vec![], 7), ["holder:1"], "no thread waits for itself");
+        let uncertain = LockWait { is_waker_uncertain: true, ..wait(10, 20, 1) };
+        assert_eq!(holders(uncertain.clone(), vec![], 2), ["holder:1"], "a signal, or another waiter of an rwsem");
+        let by_owner = LockWait { holder: Some((2, Name::new("waker"))), ..uncertain };
+        assert_eq!(holders(by_owner, vec![], 2), ["waker:2"]);
+    }
+
+    #[test]
+    fn waker_held_an_rwsem_if_it_took_it_during_the_wait() {
+        let of = |of_waker: LockWait| {
+            let known = LockWait { is_waker_uncertain: true, ..wait(10, 20, 1) };
+            holders(known, vec![of_waker], 2)
         };
-        assert_eq!(holders(wait(10, 20, 1), 2), ["waker:2", "holder:1"]);
-        assert_eq!(holders(wait(10, 20, 1), 7), ["holder:1"], "no thread waits for itself");
-        let by_signal = LockWait { is_waker_uncertain: true, ..wait(10, 20, 1) };
-        assert_eq!(holders(by_signal, 2), ["holder:1"]);
-        let reader = LockWait { reader: 2, ..wait(10, 20, 1) };
-        assert_eq!(holders(reader.clone(), 2), ["holder:1"]);
-        assert_eq!(holders(reader, 3), ["waker:3", "holder:1"]);
-        // A writer may take the lock as a reader right after it.
-        let holder = Some((2, Name::new("waker")));
-        assert_eq!(holders(LockWait { reader: 2, holder, ..wait(10, 20, 1) }, 2), ["waker:2"]);
+        assert_eq!(of(wait(5, 15, 1)), ["waker:2", "holder:1"], "it waited earlier, and took the rwsem");
+        assert_eq!(
+            of(LockWait { is_taken: false, ..wait(5, 15, 1) }),
+            ["holder:1"],
+            "it was killed, and woke the next"
+        );
+        assert_eq!(of(LockWait { address: 2, ..wait(5, 15, 1) }), ["holder:1"], "another lock");
+        assert_eq!(of(wait(5, 9, 1)), ["holder:1"], "it may have released the rwsem before");
+        assert_eq!(of(wait(18, 25, 1)), ["holder:1"], "it enqueued, and woke the first waiter");
+    }
+
+    #[test]
+    fn waker_held_an_rwsem_if_it_was_the_last_reader_when_a_writer_began_to_wait() {
+        let known = |reader| LockWait { reader, is_waker_uncertain: true, holder: None, ..wait(10, 20, 1) };
+        assert_eq!(holders(known(2), vec![], 2), ["waker:2"]);
+        assert!(holders(known(3), vec![], 2).is_empty());
+        assert!(holders(known(0), vec![], 0).is_empty(), "unknown, and an interrupt");
+        let later = |from_ns, to_ns| vec![LockWait { is_taken: false, ..wait(from_ns, to_ns, 1) }];
+        assert!(
+            holders(known(2), later(12, 19), 2).is_empty(),
+            "it released the rwsem, waited for it again, and gave up"
+        );
+        assert!(
+            holders(known(2), later(21, 30), 2).is_empty(),
+            "it enqueued, and its wait is recorded only afterwards"
+        );
+        assert_eq!(holders(known(2), later(19 + 2 * ENQUEUED_NS, 3 * ENQUEUED_NS), 2), ["waker:2"]);
     }
 
     #[test]
@@ -221,8 +336,21 @@ mod tests {
     #[test]
     fn waits_are_bounded_and_counted() {
         let mut waits = LockWaits::default();
-        (0..MAX_KEPT as u64 + 3).for_each(|at_ns| waits.add(7, wait(at_ns, at_ns, 1)));
-        assert_eq!((waits.kept, waits.take_dropped(), waits.take_dropped()), (MAX_KEPT, 3, 0));
+        let many = MAX_OF_THREAD as u64 + 3;
+        (0..many).for_each(|at_ns| waits.add(7, wait(at_ns, at_ns, 1)));
+        assert_eq!((waits.kept, waits.take_dropped(), waits.take_dropped()), (MAX_OF_THREAD, 3, 0));
+        assert_eq!((holder_of(&mut waits, 7, 2, 2), holder_of(&mut waits, 7, 3, 3)), (None, Some("holder:1".into())));
+
+        let (mut waits, threads) = (LockWaits::default(), 20);
+        (0..threads * many).for_each(|number| waits.add((number % threads) as u32, wait(number, number, 1)));
+        assert!((MAX_KEPT / 2..=MAX_KEPT).contains(&waits.kept), "{}", waits.kept);
+        assert_eq!(waits.take_dropped() + waits.kept as u64, threads * many);
+        let last = threads * many - 1;
+        assert!(holder_of(&mut waits, (last % threads) as u32, last, last).is_some(), "new waits are kept");
+        (100..MAX_KEPT as u32 * 2).for_each(|tid| waits.add(tid, wait(1, 1, 1)));
+        assert_eq!((waits.kept, waits.max_of_thread), (MAX_KEPT, MIN_OF_THREAD));
+        waits.forget_before(2);
+        assert_eq!(waits.max_of_thread, MAX_OF_THREAD);
     }
 
     #[test]
@@ -241,6 +369,9 @@ mod tests {
         let file = Object::with_path(ObjectKind::File, "/a");
         assert_eq!(of(&[], Some(file)), object(&[]), "what the call is for is not the lock");
         let read = Object { path: Some("/a".to_owned()), ..object(&[]) };
-        assert_eq!(of(&[], Some(read)).path.as_deref(), Some("/a"));
+        assert_eq!(of(&[], Some(read.clone())).path.as_deref(), Some("/a"));
+        let recorded = Object { lock_address: Some(1), ..Object::new(ObjectKind::KernelLock) };
+        let expected = Object { lock_address: Some(1), ..read.clone() };
+        assert_eq!(with_reading(recorded, Some(read)), expected, "the walk knows what the lock is part of");
     }
 }

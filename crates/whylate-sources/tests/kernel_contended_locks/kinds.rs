@@ -2,6 +2,8 @@
 //! Threads that contend for kernel locks. A holder copies from a page that is missing until another thread fills it
 //! (userfaultfd(2)), or it changes many pages.
 
+mod gave_up;
+
 use std::ffi::c_void;
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
@@ -22,9 +24,9 @@ use super::CONTENDS;
 /// What precedes an answer of the process that reads.
 const READ: &str = "read ";
 /// Number of kinds, of waits of each, and the time for which a lock is held.
-pub const KINDS: usize = 7;
+pub const KINDS: usize = 11;
 /// Kinds whose holders are on a CPU.
-pub const HOLDERS_RUN: [&str; 3] = ["memory", "other memory", "killed"];
+pub const HOLDERS_RUN: [&str; 4] = ["memory", "other memory", "killed", "gave up"];
 const ROUNDS: usize = 20;
 const KILLED_ROUNDS: usize = 5;
 const MAX_KILLED_ATTEMPTS: usize = 40;
@@ -64,6 +66,11 @@ impl Truth {
         })
     }
 
+    /// Returns whether the file has no name any more.
+    fn is_deleted(&self) -> bool {
+        self.what == "deleted"
+    }
+
     /// Returns whether the object has this kind.
     fn is_of_kind(&self, object: &Object) -> bool {
         serde_json::to_value(object.kind).ok().as_ref().and_then(|kind| kind.as_str()) == Some(&self.kind)
@@ -84,6 +91,7 @@ impl Truth {
         }
         let differs = |of: &Option<String>, truth: &str| of.as_ref().is_some_and(|of| of != truth);
         differs(&object.path, &self.path)
+            || object.path.is_some() && object.is_deleted != self.is_deleted()
             || differs(&object.process, &self.process)
             || !object.peers.is_empty() && !self.has_holders_of(object)
     }
@@ -95,13 +103,16 @@ impl Truth {
 
     fn has_name_of(&self, object: &Object) -> bool {
         let text = |text: &Option<String>| text.clone().unwrap_or_default();
-        text(&object.path) == self.path && text(&object.process) == self.process
+        let is_path = text(&object.path) == self.path && object.is_deleted == self.is_deleted();
+        is_path && text(&object.process) == self.process
     }
 
     /// Returns whether the object's first holder is the last one, and all of them held the lock.
     fn has_holders_of(&self, object: &Object) -> bool {
         let holders: Vec<&str> = self.holders.split(',').collect();
-        let peers: Vec<&str> = object.peers.iter().map(|peer| peer.process.who.as_str()).collect();
+        let mut peers: Vec<&str> = object.peers.iter().map(|peer| peer.process.who.as_str()).collect();
+        // The recorder's own thread, which reads objects, may take the lock in between.
+        peers.retain(|peer| !peer.starts_with("whylate-waits:"));
         peers.first() == holders.first() && peers.iter().all(|peer| holders.contains(peer))
     }
 }
@@ -198,7 +209,7 @@ type Job = Box<dyn FnOnce() + Send>;
 /// Start and end of a job (CLOCK_MONOTONIC).
 type Span = (u64, u64);
 
-/// A thread with a name that does what it is told.
+/// A thread with a name that runs jobs.
 struct Actor {
     name: &'static str,
     tid: u32,
@@ -314,6 +325,42 @@ fn inodes(root: &Path, truths: &mut Vec<Truth>) -> Result<()> {
         let wait: Job = Box::new(move || drop(other.write_all(b"x")));
         let spans = contend_for(&holder, move |page| page.write_to(&file), vec![(&waiter, wait)])?;
         truths.push(new_truth("inode", &waiter, "inode_lock", &path, &holder.label(), spans[0]));
+    }
+    Ok(())
+}
+
+/// The lock of the inode of a file that was deleted while it is open, and of one that has another name, as it was removed.
+fn removed_names(root: &Path, truths: &mut Vec<Truth>) -> Result<()> {
+    let (holder, waiter) = (Actor::start("name holder")?, Actor::start("name waiter")?);
+    for round in rounds() {
+        for what in ["deleted", "hard link"] {
+            let path = root.join(format!("{what} {round}"));
+            let mut other = file_at(&path)?;
+            // The file is held open by the name that is removed: otherwise the kernel forgets that name.
+            let removed = if what == "deleted" { path.clone() } else { root.join(format!("removed {round}")) };
+            if what == "hard link" {
+                fs::hard_link(&path, &removed)?;
+            }
+            let file = file_at(&removed)?;
+            fs::remove_file(&removed)?;
+            let wait: Job = Box::new(move || drop(other.write_all(b"x")));
+            let spans = contend_for(&holder, move |page| page.write_to(&file), vec![(&waiter, wait)])?;
+            truths.push(new_truth(what, &waiter, "inode_lock", &path, &holder.label(), spans[0]));
+        }
+    }
+    Ok(())
+}
+
+/// The lock of the position of a file that two threads write to.
+fn positions(root: &Path, truths: &mut Vec<Truth>) -> Result<()> {
+    let (holder, waiter) = (Actor::start("pos holder")?, Actor::start("pos waiter")?);
+    for round in rounds() {
+        let path = root.join(format!("position {round}"));
+        let file = file_at(&path)?;
+        let mut other = file.try_clone()?;
+        let wait: Job = Box::new(move || drop(other.write_all(b"x")));
+        let spans = contend_for(&holder, move |page| page.write_to(&file), vec![(&waiter, wait)])?;
+        truths.push(new_truth("position", &waiter, "position_lock", &path, &holder.label(), spans[0]));
     }
     Ok(())
 }
@@ -508,7 +555,7 @@ fn memory(truths: &mut Vec<Truth>) -> Result<()> {
             break;
         }
     }
-    Ok(())
+    gave_up::waiters(&memory, truths)
 }
 
 /// Reads how much memory a process has, whenever it is asked.
@@ -544,6 +591,8 @@ pub fn contend() -> Result<Vec<Truth>> {
     let mut truths = Vec::new();
     pipes(&mut truths)?;
     inodes(&root, &mut truths)?;
+    removed_names(&root, &mut truths)?;
+    positions(&root, &mut truths)?;
     queues(&root, &mut truths)?;
     directories(&root, &mut truths)?;
     memory(&mut truths)?;
