@@ -141,7 +141,7 @@ pub struct Object {
     /// Kind of a kernel lock.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lock: Option<Lock>,
-    /// Address of a kernel lock, which tells locks without a name apart. It is not written: it helps attackers of the kernel.
+    /// Address of a kernel lock, which distinguishes locks without a name. It is not written: it helps attackers of the kernel.
     #[serde(skip)]
     pub lock_address: Option<u64>,
     /// Mount point of a FUSE file system.
@@ -551,7 +551,7 @@ mod tests {
     }
 
     #[test]
-    fn locks_without_a_name_are_told_apart_by_address() {
+    fn locks_without_a_name_differ_by_address() {
         let of = |kind, lock_address| Object { lock: Some(Lock::Mutex), lock_address, ..Object::new(kind) };
         for kind in [ObjectKind::KernelLock, ObjectKind::InodeLock, ObjectKind::PositionLock] {
             assert!(of(kind, Some(1)).is_same(&of(kind, Some(1))));
