@@ -32,6 +32,7 @@ pub mod timer;
 mod walk;
 pub mod watched;
 mod within;
+mod working;
 
 pub use build::{Names, OTHERS, Path, PathBuilder, PathSegment, WaitSpan};
 pub(crate) use cursor::DEEPEST;

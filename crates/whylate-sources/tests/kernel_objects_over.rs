@@ -21,6 +21,7 @@ use support::machine::lock::share_machine;
 use support::oracles::chance::is_emulated;
 use whylate_model::path::budget::{Budget, budget};
 use whylate_model::path::{PathSegment, Query};
+use whylate_model::work::CpuSamples;
 use whylate_sources::kernel::clock;
 use whylate_sources::paths::{Program, Recorded, Recorder};
 
@@ -108,7 +109,7 @@ fn recorded(what: &str) -> Result<(Vec<String>, Budget)> {
     println!("lost: {lost:?}");
     let asked = |&tid: &u32| Query { tid, from_ns, to_ns, is_wait: false, is_command: false };
     let asked: Vec<Query> = threads.keys().map(asked).collect();
-    Ok((truths, budget(&mut past, &asked, &BTreeMap::new(), &(), &mut names)))
+    Ok((truths, budget(&mut past, &asked, &BTreeMap::new(), &(), &mut names, &CpuSamples::default())))
 }
 
 /// Returns the segments with objects.

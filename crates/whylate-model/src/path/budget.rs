@@ -22,9 +22,11 @@ use super::cursor::NOT_OVER;
 use super::history::{Name, Waker};
 use super::sums::Sums;
 use super::walk::walk_for_sums;
+use super::working::Working;
 use super::{Actor, CpuTimeline, Finding, Limits, Names, PathSegment, Query, Segment};
 use crate::object::UnfinishedWait;
 use crate::wait::{CallWaits, Stop, WaitClass, is_sleep, of_syscall};
+use crate::work::{CpuSamples, Work};
 use crate::{CauseKind, Histogram};
 
 /// Maximum number of waits listed one by one.
@@ -59,6 +61,9 @@ pub struct Budget {
     /// Number of waits that were not followed to their wakers, or not all the way, because there were too many.
     #[serde(default)]
     pub not_followed: u64,
+    /// Functions in which the threads worked, if they were sampled.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub work: Option<Work>,
 }
 
 /// What `--json` prints about a program.
@@ -84,6 +89,9 @@ pub struct ProgramReport {
     pub throttled: BTreeMap<String, u64>,
     /// Lost events, by reason.
     pub lost: BTreeMap<String, u64>,
+    /// What is not known, and why.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limitation: Option<String>,
 }
 
 /// Kind of event that ended a wait.
@@ -172,6 +180,7 @@ struct Gatherer<'a> {
     /// TIDs of the queried threads.
     own: HashSet<u32>,
     budget: Budget,
+    work: Working<'a>,
     waits: BTreeMap<(String, EndedBy), Kind>,
     /// The wait of each thread that is being walked back.
     open: Vec<Option<OpenWait>>,
@@ -188,13 +197,14 @@ struct Gatherer<'a> {
 }
 
 /// Returns the budget of threads. Each of `asked` is a thread and its lifetime; `known` has state from outside the
-/// recording. A second thread walks back through the timeline.
+/// recording, and `samples` those of the threads. A second thread walks back through the timeline.
 pub fn budget(
     past: &mut (dyn CpuTimeline + Send),
     asked: &[Query],
     known: &BTreeMap<u32, OutsideState>,
     limits: &(dyn Limits + Sync),
     names: &mut dyn Names,
+    samples: &CpuSamples,
 ) -> Budget {
     let known: Vec<Option<&OutsideState>> = asked.iter().map(|asked| known.get(&asked.tid)).collect();
     let thread_names: Vec<Option<Name>> = known.iter().map(|known| known.map(|known| known.name)).collect();
@@ -205,6 +215,7 @@ pub fn budget(
         known,
         own: asked.iter().map(|asked| asked.tid).collect(),
         budget: Budget { threads: asked.len() as u64, ..Budget::default() },
+        work: Working::new(samples),
         waits: BTreeMap::new(),
         open: asked.iter().map(|_| None).collect(),
         unmet: asked.iter().map(|_| VecDeque::new()).collect(),
@@ -274,6 +285,7 @@ impl Gatherer<'_> {
             if let Actor::Thread { tid, name, .. } = segment.who {
                 self.ready[self.ready_indexes[number]].name(tid, name);
             }
+            self.work.add(number, &segment);
             self.close_ready(number);
             self.budget.on_cpu_ns += ns;
         }
@@ -435,7 +447,7 @@ impl Gatherer<'_> {
             waits.push(kind.finish(via, ended_by, self.names));
         }
         waits.sort_by_key(|waits| Reverse(waits.ns));
-        Budget { waits, ..self.budget }
+        Budget { waits, work: self.work.finish(), ..self.budget }
     }
 }
 

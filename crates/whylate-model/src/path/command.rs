@@ -7,7 +7,9 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::build::{Names, PathBuilder, PathSegment};
-use super::{CpuTimeline, Finding, Limits, Query, walk};
+use super::working::Working;
+use super::{Actor, CpuTimeline, Finding, Limits, Query, walk};
+use crate::work::{CpuSamples, Work};
 
 /// Maximum number of waits listed one by one.
 const MAX_LONGEST: usize = 5;
@@ -24,6 +26,9 @@ pub struct Explained {
     pub is_folded: bool,
     /// Longest waits of the command's threads for other actors, longest first.
     pub longest: Vec<LongWait>,
+    /// Functions in which the command's threads worked on the path, if threads were sampled.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub work: Option<Work>,
 }
 
 /// What `--json` prints about a command that was run, or that a trace has.
@@ -43,7 +48,7 @@ pub struct CommandReport {
     pub explained: Explained,
     /// Lost events, by reason.
     pub lost: BTreeMap<String, u64>,
-    /// Of a trace: kinds of events that it does not have, and the consequences.
+    /// What is not known: of a trace, as it lacks kinds of events; of a command, as the kernel did not permit to look.
     #[serde(default, rename = "weaker", skip_serializing_if = "Option::is_none")]
     pub limitations: Option<Vec<String>>,
 }
@@ -67,9 +72,15 @@ struct OpenWait {
     from_ns: u64,
 }
 
-/// Explains the elapsed time of a command from its start to its end.
-pub fn explain(past: &mut dyn CpuTimeline, asked: Query, limits: &dyn Limits, names: &mut dyn Names) -> Explained {
-    let mut found = PathBuilder::default();
+/// Explains the elapsed time of a command from its start to its end, with the samples of its threads.
+pub fn explain(
+    past: &mut dyn CpuTimeline,
+    asked: Query,
+    limits: &dyn Limits,
+    names: &mut dyn Names,
+    samples: &CpuSamples,
+) -> Explained {
+    let (mut found, mut work) = (PathBuilder::default(), Working::new(samples));
     let mut longest: Vec<OpenWait> = Vec::new();
     let mut open: Option<OpenWait> = None;
     let mut keep = |wait: Option<OpenWait>| {
@@ -80,6 +91,12 @@ pub fn explain(past: &mut dyn CpuTimeline, asked: Query, limits: &dyn Limits, na
     };
     walk(past, &[asked], limits, &mut |_, finding| {
         found.add(finding);
+        if let Finding::Segment(segment) = finding
+            && segment.ready.is_none()
+            && !matches!(segment.who, Actor::Thread { is_member: false, .. })
+        {
+            work.add(0, &segment);
+        }
         match finding {
             Finding::WakeupEdge(hop) if hop.within.is_none() => {
                 keep(open.replace(OpenWait { found: PathBuilder::default(), ns: 0, from_ns: 0 }));
@@ -110,5 +127,6 @@ pub fn explain(past: &mut dyn CpuTimeline, asked: Query, limits: &dyn Limits, na
         path: path.segments,
         is_folded: path.is_folded,
         longest,
+        work: work.finish(),
     }
 }

@@ -108,6 +108,8 @@ pub(super) struct Processes {
     /// Time at which rules for unreadable code are to be requested again, and when they last were.
     retry_at: Option<Instant>,
     retried: Option<Instant>,
+    /// CPU time of the thread that reads lists of mappings.
+    pub(super) reader_cpu: Duration,
 }
 
 /// Maximum bytes kept of the mappings of all processes, and the bytes left after dropping some.
@@ -142,6 +144,7 @@ impl Processes {
             unresponsive_count: 0,
             retry_at: None,
             retried: None,
+            reader_cpu: Duration::ZERO,
         }
     }
 
@@ -227,6 +230,37 @@ impl Processes {
             (ip, sp, bp) = caller;
             innermost = false;
         }
+    }
+
+    /// Unwinds the user stack of a thread of which `word` has a copy. Returns the frames, innermost first, and whether the last
+    /// one is the outermost function. `known` keeps the rules that were found.
+    pub(super) fn unwind(
+        &mut self,
+        of: &unknown_frame,
+        known: &mut HashMap<(u32, u64), Rule>,
+        word: impl Fn(u64) -> Option<u64>,
+    ) -> (Vec<u64>, bool) {
+        let (mut ip, mut sp, mut bp) = (of.ip, of.sp, of.bp);
+        let mut frames = Vec::new();
+        for depth in 0..offcpu_limits::MAX_FRAMES.0 {
+            frames.push(ip);
+            let innermost = depth == 0;
+            let key = (of.process, if innermost { ip | INNERMOST } else { ip });
+            let rule = known.get(&key).copied().unwrap_or_else(|| {
+                let rule = self.rule_for(of, ip, innermost);
+                // Code that cannot be read now may be read later.
+                if rule.base != rule_base::RULE_FAILED {
+                    known.insert(key, rule);
+                }
+                rule
+            });
+            let Some(caller) = caller_of(rule, sp, bp, &word) else {
+                let is_outermost = rule.base == rule_base::RULE_ROOT || rule.base == rule_base::RULE_CHAIN && bp == 0;
+                return (frames, is_outermost);
+            };
+            (ip, sp, bp) = caller;
+        }
+        (frames, false)
     }
 
     /// Reads memory of a process; `None` if it was unresponsive recently, or is now.
@@ -385,6 +419,7 @@ impl Processes {
             return Err(self.unresponsive.get(&id).map(|retry| retry.due));
         };
         self.budget.charge(user, cpu);
+        self.reader_cpu += cpu;
         let mappings = match find_rules {
             // Without the privilege, and after the process exited, there is nothing to read.
             Err(error) if error.kind() != io::ErrorKind::PermissionDenied && is_alive(tgid) => {

@@ -15,7 +15,10 @@ use whylate_model::path::budget::{OutsideState, ProgramReport, budget};
 use whylate_model::path::history::Name;
 use whylate_model::path::watched::Watched;
 use whylate_model::units::format_ns;
+use whylate_model::work::CpuSamples;
+use whylate_sources::Threads;
 use whylate_sources::kernel::{cgroups, clock};
+use whylate_sources::offcpu::cpu_samples::{CpuSampler, SampledThreads};
 use whylate_sources::paths::{Member, Program, Recorded, Recorder, Stopped, StoppedThreads, SwitchCounts, priority};
 
 use crate::cli::values::pid;
@@ -97,7 +100,10 @@ pub fn run(program: &Program, duration_ns: u64, shown: &Shown) -> anyhow::Result
     let watch = Watch::new().context("cannot watch for Ctrl-C")?;
     let progress = Progress::new(format!("Looking at {}", name(program)));
     progress.show("attaching");
+    // Loads its programs while the recorder does.
+    let sampler = sampled(program).and_then(|threads| Ok(CpuSampler::begin(threads)?));
     let mut recorder = Recorder::start().context("cannot record what the CPUs do")?;
+    let sampler = sampler.and_then(|sampler| Ok(sampler.wait()?));
     let mut threads = program.threads().context("cannot read /proc")?;
     recorder.wants(threads.keys().copied());
     let children = program.children();
@@ -138,6 +144,11 @@ pub fn run(program: &Program, duration_ns: u64, shown: &Shown) -> anyhow::Result
     ensure_there(program, !threads.is_empty())?;
     let unfinished = switches.unfinished_waits();
     let Recorded { past, births, deaths, mut lost, mut names } = recorder.finish(to_ns);
+    let samples = sampler.and_then(|sampler| sampler.finish(names.symbols(), &mut lost));
+    let (samples, limitation) = match samples {
+        Ok(samples) => (samples, None),
+        Err(error) => (CpuSamples::default(), Some(format!("functions are not known: {error:#}"))),
+    };
     let deaths: BTreeMap<u32, u64> = deaths.into_iter().collect();
     let asked: Vec<Query> = threads
         .iter()
@@ -165,7 +176,7 @@ pub fn run(program: &Program, duration_ns: u64, shown: &Shown) -> anyhow::Result
         back(at_ns)
     };
     let mut past = Watched::new(past, &mut goes_on);
-    let budget = budget(&mut past, &asked, &known, &(), &mut names);
+    let budget = budget(&mut past, &asked, &known, &(), &mut names, &samples);
     if let Some(error) = past.past.past.take_error() {
         return Err(error).context("cannot read what was kept in a temporary file");
     }
@@ -190,6 +201,7 @@ pub fn run(program: &Program, duration_ns: u64, shown: &Shown) -> anyhow::Result
         unfinished,
         throttled,
         lost,
+        limitation,
     };
     let mut out = io::BufWriter::new(io::stdout().lock());
     if shown.is_json {
@@ -200,8 +212,20 @@ pub fn run(program: &Program, duration_ns: u64, shown: &Shown) -> anyhow::Result
         let is_verbose = shown.is_verbose;
         let screen = Screen { columns: terminal_columns(), is_verbose, zone: TimeZone::system(), replay: None };
         text::write(&mut out, &seen, ranking.as_ref(), &screen, &mut priority)?;
+        if let Some(limitation) = &seen.limitation {
+            writeln!(out, "{limitation}")?;
+        }
     }
     Ok(out.flush()?)
+}
+
+/// Selects the program's threads for sampling.
+fn sampled(program: &Program) -> anyhow::Result<SampledThreads> {
+    Ok(SampledThreads::Of(match program {
+        Program::Process(process) => Threads::of_process(*process),
+        Program::Name(name) => Threads { process_name: Some(name.clone()), ..Threads::default() },
+        Program::Cgroup(path) => Threads { cgroup: Some(cgroups::id_of(path)?), ..Threads::default() },
+    }))
 }
 
 /// Returns an error if the program has no thread.

@@ -25,8 +25,11 @@ use whylate_model::path::Query;
 use whylate_model::path::command::{CommandReport, Explained, explain};
 use whylate_model::path::members::{Marked, Members};
 use whylate_model::path::watched::Watched;
+use whylate_model::work::CpuSamples;
+use whylate_sources::AttachError;
 use whylate_sources::kernel::clock;
 use whylate_sources::kernel::credentials::run_as_real_user;
+use whylate_sources::offcpu::cpu_samples::{CpuSampler, SampledThreads};
 use whylate_sources::paths::{Recorded, Recorder};
 
 use crate::cli::SUCCESS;
@@ -137,7 +140,10 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
     }
     let user = arguments.user.as_deref().map(User::find).transpose()?;
     let signals = Signals::take()?;
+    // Loads its programs while the recorder does.
+    let sampler = CpuSampler::begin(SampledThreads::OfOwnChildren);
     let mut recorder = Recorder::start().context("cannot record what the CPUs do")?;
+    let sampler = sampler.and_then(|sampler| sampler.wait());
     let mut command = Command::new(name);
     command.args(rest);
     match &user {
@@ -156,11 +162,11 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
         }
     };
     let status = ended.status.code().or_else(|| ended.status.signal().map(|signal| 128 + signal));
-    let (explained, lost, members) = explained(recorder.finish(ended.to_ns), &ended)?;
+    let Seen { explained, lost, members, limitations } = explained(recorder.finish(ended.to_ns), sampler, &ended)?;
     let mut out = Fit::stderr(!arguments.json);
     if arguments.json {
         let (command, explained) = (name.to_string_lossy().into_owned(), explained.clone());
-        write_line(&mut out, &CommandReport { command, explained, lost, ..CommandReport::default() })?;
+        write_line(&mut out, &CommandReport { command, explained, lost, limitations, ..CommandReport::default() })?;
     } else {
         // The command may have written anything above.
         writeln!(out)?;
@@ -173,6 +179,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
             more: arguments.more(),
         };
         text::write(&mut out, &name.to_string_lossy(), &explained, &shown)?;
+        for limitation in limitations.iter().flatten() {
+            writeln!(out, "{limitation}")?;
+        }
     }
     out.flush()?;
     if let Some((path, form)) = form {
@@ -261,8 +270,22 @@ fn run_and_poll(mut command: Command, signals: &Signals, poll: &mut dyn FnMut())
     Ok(ended)
 }
 
-fn explained(recorded: Recorded, ended: &Ended) -> anyhow::Result<(Explained, BTreeMap<String, u64>, Members)> {
-    let Recorded { past, births, lost, mut names, .. } = recorded;
+/// What was seen of the command.
+struct Seen {
+    explained: Explained,
+    lost: BTreeMap<String, u64>,
+    members: Members,
+    /// What is not known here, and why.
+    limitations: Option<Vec<String>>,
+}
+
+fn explained(recorded: Recorded, sampler: Result<CpuSampler, AttachError>, ended: &Ended) -> anyhow::Result<Seen> {
+    let Recorded { past, births, mut lost, mut names, .. } = recorded;
+    let samples = sampler.map_err(anyhow::Error::from).and_then(|sampler| sampler.finish(names.symbols(), &mut lost));
+    let (samples, limitation) = match samples {
+        Ok(samples) => (samples, None),
+        Err(error) => (CpuSamples::default(), Some(format!("functions are not known: {error:#}"))),
+    };
     let members = births.descendants_of(ended.tid);
     let Ended { tid, from_ns, to_ns, .. } = *ended;
     let asked = Query { tid, from_ns, to_ns, is_wait: false, is_command: true };
@@ -271,9 +294,10 @@ fn explained(recorded: Recorded, ended: &Ended) -> anyhow::Result<(Explained, BT
     let mut goes_on = || true;
     let mut back = progress.back(from_ns, to_ns, &mut goes_on);
     let mut past = Watched::new(past, &mut back);
-    let explained = explain(&mut Marked { past: &mut past, members: &members }, asked, &(), &mut names);
+    let explained = explain(&mut Marked { past: &mut past, members: &members }, asked, &(), &mut names, &samples);
     if let Some(error) = past.past.past.take_error() {
         return Err(error).context("cannot read what was kept in a temporary file");
     }
-    Ok((explained, lost.into_iter().filter(|(_, count)| *count > 0).collect(), members))
+    lost.retain(|_, count| *count > 0);
+    Ok(Seen { explained, lost, members, limitations: limitation.map(|limitation| vec![limitation]) })
 }

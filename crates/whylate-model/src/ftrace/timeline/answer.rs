@@ -8,6 +8,7 @@ use crate::name::Interner;
 use crate::path::command::{Explained, explain};
 use crate::path::history::{Blocked, Name, RunSlice, SwitchIn, SwitchOut};
 use crate::path::{Names, Path, PathBuilder, Query, walk};
+use crate::work::CpuSamples;
 use crate::{ActorName, Cgroup};
 
 /// Name that perf gives to a thread that is about to execute the command.
@@ -93,7 +94,7 @@ impl Trace {
         let from_ns = first_life.born_ns.unwrap_or(self.begin_ns);
         let asked = Query { tid, from_ns, to_ns, is_wait: false, is_command: true };
         let names = &mut TraceNames { handlers: &self.handlers };
-        let explained = explain(&mut self.past.backwards(), asked, &(), names);
+        let explained = explain(&mut self.past.backwards(), asked, &(), names, &CpuSamples::default());
         Ok(Command { name: called(life), why, from_ns, is_born: first_life.born_ns.is_some(), to_ns, end, explained })
     }
 

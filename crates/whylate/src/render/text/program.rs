@@ -21,7 +21,7 @@ use self::priorities::{with_names_alone, with_priorities};
 use super::fit::fitted;
 use super::overview::Screen;
 use super::table::Table;
-use super::{footer, path, text_of, why};
+use super::{footer, path, text_of, why, work};
 
 /// States and waits below this share of the program's time are merged.
 const SHOWN_PERCENT: f64 = 1.0;
@@ -63,6 +63,8 @@ pub fn write(
     let columns = screen.columns.unwrap_or(usize::MAX);
     let states = states(&seen.budget);
     let mut lines = fitted(&sentence(seen, &states), columns);
+    let work = seen.budget.work.as_ref().and_then(|work| work::sentence(work, seen.budget.total_ns));
+    lines.extend(work.iter().flat_map(|work| fitted(work, columns)));
     for (path, ns) in &seen.throttled {
         let path = printable(path);
         let throttled =

@@ -18,7 +18,7 @@ use whylate_model::units::{counted, format_ns, printable};
 use whylate_model::{ActorName, CauseKind};
 
 use super::path::{self, object_instead, of_name, segments_of_waits, what};
-use super::{footer, processes, text_of, why};
+use super::{footer, processes, text_of, why, work};
 
 pub use file::{form_of, write_file};
 
@@ -61,6 +61,9 @@ pub struct RunScreen<'a> {
 pub fn write(out: &mut dyn Write, command: &str, explained: &Explained, shown: &RunScreen<'_>) -> io::Result<()> {
     let outsiders = outsiders(explained, shown.members);
     writeln!(out, "{}", verdict(command, explained, shown, &outsiders))?;
+    if let Some(work) = explained.work.as_ref().and_then(|work| work::sentence(work, explained.elapsed_ns)) {
+        writeln!(out, "{work}")?;
+    }
     write_outsiders(out, explained, &outsiders, shown.is_verbose)?;
     write_path(out, explained, shown.is_verbose)?;
     write_longest(out, explained, shown.is_verbose)?;

@@ -1,0 +1,290 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Functions in which threads worked, by samples of the threads that ran.
+//!
+//! A sample stands for the time since the one before on its CPU. So the share of a function is the share of the samples in
+//! it, and as uncertain as a proportion of that many. The time that was worked is known without samples.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+
+/// Maximum number of parts; the others are the difference to the whole.
+const MAX_PARTS: usize = 100;
+/// Maximum number of distinct stacks.
+const MAX_STACKS: usize = 4_096;
+
+/// A sample of a running thread.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CpuSample {
+    /// TID as shown.
+    pub tid: u32,
+    /// Time (CLOCK_MONOTONIC).
+    pub at_ns: u64,
+    /// Time that the sample stands for.
+    pub ns: u64,
+    /// Index of its stack.
+    pub stack: u32,
+}
+
+/// Stack of a running thread.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RunningStack {
+    /// System call, if the thread was in one.
+    pub syscall: Option<String>,
+    /// Kernel frames, innermost first; empty if user code ran.
+    pub kernel: Vec<String>,
+    /// User frames, innermost first.
+    pub user: Vec<String>,
+}
+
+/// Samples of threads, by thread and time.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CpuSamples {
+    samples: Vec<CpuSample>,
+    stacks: Vec<RunningStack>,
+}
+
+impl CpuSamples {
+    /// Sorts samples.
+    pub fn new(mut samples: Vec<CpuSample>, stacks: Vec<RunningStack>) -> Self {
+        samples.sort_unstable_by_key(|sample| (sample.tid, sample.at_ns));
+        CpuSamples { samples, stacks }
+    }
+
+    /// Returns the samples of a thread in a span of time.
+    fn of(&self, tid: u32, span: Range<u64>) -> &[CpuSample] {
+        let from = self.samples.partition_point(|sample| (sample.tid, sample.at_ns) < (tid, span.start));
+        let after = &self.samples[from..];
+        &after[..after.partition_point(|sample| (sample.tid, sample.at_ns) < (tid, span.end))]
+    }
+}
+
+/// What a thread did while it ran.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum WorkKind {
+    /// Code of the program.
+    #[default]
+    User,
+    /// A system call.
+    Syscall,
+    /// A page fault.
+    PageFault,
+    /// The creation of a thread or process.
+    Fork,
+    /// The execution of a program.
+    Exec,
+    /// The end of a thread or process.
+    Exit,
+    /// Reclaim or compaction of memory, whatever needed the memory.
+    Reclaim,
+    /// Other kernel code, as that of interrupts.
+    Kernel,
+}
+
+/// A part of the work.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct WorkPart {
+    /// Name of the threads.
+    pub thread: String,
+    /// What they did.
+    pub kind: WorkKind,
+    /// The innermost function of the program, or the system call. None if the code has no name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// Number of samples.
+    pub samples: u64,
+    /// Estimated time, in nanoseconds.
+    pub ns: u64,
+}
+
+/// Work of threads, by function.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct Work {
+    /// Time for which the threads worked, in nanoseconds.
+    pub ns: u64,
+    /// Number of samples in that time.
+    pub samples: u64,
+    /// Parts of the work, the longest first.
+    pub parts: Vec<WorkPart>,
+    /// Names of threads, and their stacks with estimated times, for flame graphs.
+    #[serde(skip)]
+    pub stacks: Vec<(String, RunningStack, u64)>,
+}
+
+/// Collects the samples of the time that threads worked.
+#[derive(Debug)]
+pub(crate) struct WorkCounter<'a> {
+    samples: &'a CpuSamples,
+    ns: u64,
+    count: u64,
+    sampled_ns: u64,
+    /// Number and time of samples, by name of the thread and stack.
+    by_stack: HashMap<(String, u32), (u64, u64)>,
+}
+
+impl<'a> WorkCounter<'a> {
+    pub(crate) fn new(samples: &'a CpuSamples) -> Self {
+        WorkCounter { samples, ns: 0, count: 0, sampled_ns: 0, by_stack: HashMap::new() }
+    }
+
+    /// Adds time for which a thread worked, with its samples in a span.
+    pub(crate) fn add(&mut self, tid: u32, name: impl Fn() -> String, ns: u64, span: Range<u64>) {
+        self.ns += ns;
+        let samples: &'a CpuSamples = self.samples;
+        for sample in samples.of(tid, span) {
+            let (count, ns) = self.by_stack.entry((name(), sample.stack)).or_default();
+            (*count, *ns) = (*count + 1, *ns + sample.ns);
+            (self.count, self.sampled_ns) = (self.count + 1, self.sampled_ns + sample.ns);
+        }
+    }
+
+    /// Returns the work; `None` if there is no sample.
+    pub(crate) fn finish(self) -> Option<Work> {
+        let WorkCounter { samples, ns, count, sampled_ns, by_stack } = self;
+        if count == 0 {
+            return None;
+        }
+        let estimate = |of_ns: u64| (u128::from(of_ns) * u128::from(ns) / u128::from(sampled_ns.max(1))) as u64;
+        let unknown = RunningStack::default();
+        let mut parts: BTreeMap<(String, WorkKind, Option<String>), (u64, u64)> = BTreeMap::new();
+        let mut stacks = Vec::with_capacity(by_stack.len());
+        for ((thread, stack), (count, of_ns)) in by_stack {
+            let stack = samples.stacks.get(stack as usize).unwrap_or(&unknown);
+            let (kind, name) = classify(stack);
+            let part = parts.entry((thread.clone(), kind, name)).or_default();
+            *part = (part.0 + count, part.1 + of_ns);
+            stacks.push((thread, stack.clone(), estimate(of_ns)));
+        }
+        let part =
+            |((thread, kind, name), (samples, of_ns))| WorkPart { thread, kind, name, samples, ns: estimate(of_ns) };
+        let mut parts: Vec<WorkPart> = parts.into_iter().map(part).collect();
+        parts.sort_by_key(|part| Reverse(part.ns));
+        parts.truncate(MAX_PARTS);
+        stacks.sort_by(|(a, of_a, a_ns), (b, of_b, b_ns)| (b_ns, a, &of_a.user).cmp(&(a_ns, b, &of_b.user)));
+        stacks.truncate(MAX_STACKS);
+        Some(Work { ns, samples: count, parts, stacks })
+    }
+}
+
+/// Kernel functions by which work is recognized, with the prefixes of their names, in order of precedence.
+const BY_FRAME: [(WorkKind, &[&str]); 5] = [
+    (
+        WorkKind::Reclaim,
+        &[
+            "try_to_free_",
+            "do_try_to_free_pages",
+            "shrink_node",
+            "shrink_lruvec",
+            "try_to_compact_pages",
+            "compact_zone",
+        ],
+    ),
+    (WorkKind::Exec, &["bprm_execve", "do_execveat_common", "begin_new_exec"]),
+    (WorkKind::Fork, &["kernel_clone", "copy_process", "schedule_tail"]),
+    (WorkKind::Exit, &["do_exit", "do_group_exit"]),
+    (
+        WorkKind::PageFault,
+        &["handle_mm_fault", "do_user_addr_fault", "exc_page_fault", "asm_exc_page_fault", "do_page_fault"],
+    ),
+];
+
+/// Returns what a thread with this stack did, and in which function or system call.
+fn classify(stack: &RunningStack) -> (WorkKind, Option<String>) {
+    if stack.kernel.is_empty() {
+        let name = stack.user.first().filter(|name| is_named(name)).cloned();
+        return (WorkKind::User, name);
+    }
+    let has =
+        |prefixes: &[&str]| stack.kernel.iter().any(|name| prefixes.iter().any(|prefix| name.starts_with(prefix)));
+    if let Some((kind, _)) = BY_FRAME.iter().find(|(_, prefixes)| has(prefixes)) {
+        return (*kind, None);
+    }
+    match stack.syscall.as_deref() {
+        Some("execve" | "execveat") => (WorkKind::Exec, None),
+        Some("clone" | "clone3" | "fork" | "vfork") => (WorkKind::Fork, None),
+        Some("exit" | "exit_group") => (WorkKind::Exit, None),
+        Some(call) => (WorkKind::Syscall, Some(call.to_owned())),
+        None => (WorkKind::Kernel, None),
+    }
+}
+
+/// Returns whether a frame is a function's name, rather than an address or a remark in brackets.
+fn is_named(frame: &str) -> bool {
+    let is_address = frame.starts_with("0x") || frame.rsplit_once("+0x").is_some_and(|(_, at)| is_hexadecimal(at));
+    !is_address && (!frame.starts_with('[') || frame == "[vdso]")
+}
+
+fn is_hexadecimal(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stack(syscall: Option<&str>, kernel: &[&str], user: &[&str]) -> RunningStack {
+        let owned = |frames: &[&str]| frames.iter().map(|&frame| frame.to_owned()).collect();
+        RunningStack { syscall: syscall.map(str::to_owned), kernel: owned(kernel), user: owned(user) }
+    }
+
+    #[test]
+    fn kernel_work_is_told_apart() {
+        let kind = |syscall, kernel: &[&str]| classify(&stack(syscall, kernel, &["main"]));
+        let fault = ["clear_page_erms", "handle_mm_fault", "do_user_addr_fault", "asm_exc_page_fault"];
+        assert_eq!(kind(None, &fault), (WorkKind::PageFault, None));
+        // In a system call that reads user memory.
+        assert_eq!(kind(Some("write"), &fault), (WorkKind::PageFault, None));
+        assert_eq!(kind(Some("write"), &["copy_page", "vfs_write"]), (WorkKind::Syscall, Some("write".to_owned())));
+        assert_eq!(
+            kind(Some("execve"), &["handle_mm_fault", "copy_strings", "do_execveat_common.isra.0"]),
+            (WorkKind::Exec, None)
+        );
+        assert_eq!(kind(Some("vfork"), &["copy_mm", "kernel_clone"]), (WorkKind::Fork, None));
+        assert_eq!(kind(Some("clone"), &["_raw_spin_unlock"]), (WorkKind::Fork, None));
+        assert_eq!(kind(Some("exit_group"), &["unmap_vmas", "do_exit"]), (WorkKind::Exit, None));
+        let reclaim = ["shrink_lruvec", "shrink_node", "try_to_free_mem_cgroup_pages", "handle_mm_fault"];
+        assert_eq!(kind(None, &reclaim), (WorkKind::Reclaim, None));
+        assert_eq!(kind(None, &["irqentry_exit", "asm_sysvec_apic_timer_interrupt"]), (WorkKind::Kernel, None));
+    }
+
+    #[test]
+    fn addresses_are_no_names() {
+        for name in ["main", "operator+", "a+0x", "[vdso]", "f (a.c:7)", "x+0xyz"] {
+            assert!(is_named(name), "{name}");
+        }
+        for name in ["0x7f00", "cc1+0x1a2b", "[exited]", "[anonymous code]"] {
+            assert!(!is_named(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn samples_count_where_their_thread_worked() {
+        let sample = |tid, at_ns, stack| CpuSample { tid, at_ns, ns: 10, stack };
+        let stacks = vec![stack(None, &[], &["alpha", "main"]), stack(Some("read"), &["vfs_read"], &["main"])];
+        let taken = vec![sample(8, 50, 0), sample(7, 99, 1), sample(7, 10, 0), sample(7, 20, 0), sample(7, 30, 1)];
+        let samples = CpuSamples::new(taken, stacks);
+        let mut work = WorkCounter::new(&samples);
+        work.add(7, || "cc1".to_owned(), 20, 10..30);
+        work.add(7, || "as".to_owned(), 69, 30..99);
+        let work = work.finish().expect("samples");
+        let part = |thread: &str, kind, name: &str, samples, ns| WorkPart {
+            thread: thread.to_owned(),
+            kind,
+            name: Some(name.to_owned()),
+            samples,
+            ns,
+        };
+        // 89 ns of work, three samples.
+        assert_eq!((work.ns, work.samples), (89, 3));
+        let parts = [part("cc1", WorkKind::User, "alpha", 2, 59), part("as", WorkKind::Syscall, "read", 1, 29)];
+        assert_eq!(work.parts, parts);
+        assert_eq!(work.stacks.iter().map(|(_, _, ns)| ns).sum::<u64>(), 88);
+        assert_eq!(WorkCounter::new(&samples).finish(), None);
+    }
+}

@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Samples the running threads of a program, to show in which functions they work.
+//!
+//! A timer on each CPU interrupts whatever runs there, and a BPF program sends the stacks of the program's threads. A separate
+//! thread unwinds them at once, as processes may be short: with the mappings, files and unwind information that serve for
+//! sleeping threads too. All of it takes at most 0.5 % of one CPU ([`rate`]), except that files are read once when they are
+//! first seen, and that names are looked up at the end.
+
+mod gather;
+mod rate;
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::sync::mpsc::{Receiver, Sender, TryRecvError};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use libbpf_rs::skel::SkelBuilder as _;
+use whylate_model::work::CpuSamples;
+
+use self::gather::Gathered;
+use self::rate::Rate;
+use self::skel::types::{cpu_sample, lost_sample, rodata};
+use self::skel::{CpuSamplesSkel, CpuSamplesSkelBuilder};
+use super::watchdog::{Beginning, Worker};
+use crate::kernel::attach::{self, PlainData};
+use crate::kernel::heartbeat::Period;
+use crate::kernel::mapped::MappedArray;
+use crate::kernel::perf_event::{EVERY_THREAD, run_at, set_period, start_timer};
+use crate::kernel::records::Records;
+use crate::kernel::symbols::KernelSymbols;
+use crate::kernel::{cgroups, clock, cpu_choice, pid_namespace, priority};
+use crate::source::{AttachError, Threads};
+
+#[allow(missing_docs, unsafe_code, clippy::all, clippy::unwrap_used, clippy::undocumented_unsafe_blocks)]
+mod skel {
+    include!(concat!(env!("OUT_DIR"), "/cpu_samples/cpu_samples.skel.rs"));
+}
+
+/// Every reason for a lost sample, with its name in the output.
+const LOST: [(lost_sample, &str); 1] = [(lost_sample::LOST_SAMPLES, "samples_full")];
+
+/// Maximum time until samples are read. The first ones of a process are read at once.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
+/// Time between two updates of the period.
+const RATE_INTERVAL_NS: u64 = 500_000_000;
+/// CPU time of a timer interrupt if it cannot be measured.
+const PRESUMED_INTERRUPT_NS: u64 = 5_000;
+
+/// Selects the threads to sample.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SampledThreads {
+    /// Those of processes that this process has created, and their descendants.
+    OfOwnChildren,
+    /// Those that the kernel finds by these criteria.
+    Of(Threads),
+}
+
+/// Samples threads until dropped or finished.
+pub struct CpuSampler(Worker<anyhow::Result<Gathered>>);
+
+/// A sampler that begins: the programs are loaded on its own thread.
+pub struct BeginningCpuSampler(Beginning<anyhow::Result<Gathered>>);
+
+impl BeginningCpuSampler {
+    /// Waits until threads are sampled.
+    ///
+    /// # Errors
+    /// Fails if the kernel or the caller's privileges do not allow it.
+    pub fn wait(self) -> Result<CpuSampler, AttachError> {
+        self.0.wait().map(CpuSampler)
+    }
+}
+
+impl CpuSampler {
+    /// Begins to sample threads.
+    ///
+    /// # Errors
+    /// Fails if no thread can be started.
+    pub fn begin(selected: SampledThreads) -> Result<BeginningCpuSampler, AttachError> {
+        attach::silence_libbpf();
+        Worker::begin(move || Sampling::new(&selected), Sampling::run).map(BeginningCpuSampler)
+    }
+
+    /// Stops sampling. Returns the samples, and adds what was lost to `lost`.
+    ///
+    /// # Errors
+    /// Fails if the sampling thread has failed.
+    pub fn finish(self, kernel: &mut KernelSymbols, lost: &mut BTreeMap<String, u64>) -> anyhow::Result<CpuSamples> {
+        let gathered = self.0.ask()??;
+        for (reason, count) in &gathered.lost {
+            *lost.entry((*reason).to_owned()).or_default() += count;
+        }
+        Ok(gathered.named(kernel))
+    }
+}
+
+/// What the sampling thread has.
+struct Sampling {
+    skeleton: CpuSamplesSkel<'static>,
+    timers: Vec<OwnedFd>,
+    records: Records,
+    lost: MappedArray,
+    rate: Rate,
+    /// CPU time of the thread when it began to sample.
+    began_cpu_ns: u64,
+    gather: gather::Gather,
+}
+
+impl Sampling {
+    fn new(selected: &SampledThreads) -> Result<Self, AttachError> {
+        let mut open = CpuSamplesSkelBuilder::default().open(attach::open_object())?;
+        let settings = open.maps.rodata_data.as_deref_mut().context("the BPF object has no settings")?;
+        configure(settings, selected)?;
+        let skeleton = attach::load(open)?;
+        let cpus = cpu_choice::usable().context("cannot list the CPUs")?;
+        let interrupt_ns = Period::affordable(&cpus).interrupt_ns.unwrap_or(PRESUMED_INTERRUPT_NS);
+        let rate = Rate::new(cpus.len(), interrupt_ns, clock::monotonic_ns());
+        let program = skeleton.progs.on_cpu_clock.as_fd();
+        let timer = |&cpu: &u32| {
+            let timer = start_timer(EVERY_THREAD, cpu as libc::c_int, rate.period_ns())?;
+            run_at(&timer, program).map(|()| timer)
+        };
+        let timers: std::io::Result<Vec<OwnedFd>> = cpus.iter().map(timer).collect();
+        let timers = timers.map_err(|error| {
+            AttachError::Unsupported(format!("running threads cannot be sampled (perf_event_open: {error})"))
+        })?;
+        let records = Records::new(&skeleton.maps.cpu_samples)?;
+        let lost = MappedArray::new(skeleton.maps.lost_by_reason.as_fd(), LOST.len(), size_of::<u64>());
+        let lost = lost.context("cannot map what the programs write")?;
+        // Processes may be short. Without the privilege, some of them have no names.
+        let _ = priority::favour(0);
+        let began_cpu_ns = clock::thread_cpu_ns();
+        Ok(Sampling { skeleton, timers, records, lost, rate, began_cpu_ns, gather: gather::Gather::new() })
+    }
+
+    /// Reads samples until they are asked for, or nobody can ask any more.
+    fn run(mut self, asked: &Receiver<Sender<anyhow::Result<Gathered>>>) {
+        let mut updated_ns = clock::monotonic_ns();
+        loop {
+            match asked.try_recv() {
+                // The caller may have timed out.
+                Ok(answer) => return drop(answer.send(self.finish())),
+                Err(TryRecvError::Disconnected) => return,
+                Err(TryRecvError::Empty) => {}
+            }
+            // An error that persists is reported at the end.
+            if self.records.poll(POLL_INTERVAL).is_err() {
+                std::thread::sleep(POLL_INTERVAL);
+            }
+            self.take_in();
+            let now_ns = clock::monotonic_ns();
+            if now_ns.saturating_sub(updated_ns) >= RATE_INTERVAL_NS {
+                updated_ns = now_ns;
+                self.update_rate(now_ns);
+            }
+        }
+    }
+
+    fn take_in(&mut self) {
+        self.gather.begin();
+        while let Some(record) = self.records.next() {
+            self.gather.add(&record, self.rate.period_ns());
+        }
+        self.gather.make_room();
+    }
+
+    fn update_rate(&mut self, now_ns: u64) {
+        let in_program_ns = self.skeleton.maps.bss_data.as_deref().map_or(0, |variables| variables.spent_ns);
+        let own_ns = clock::thread_cpu_ns().saturating_sub(self.began_cpu_ns) + self.gather.other_cpu_ns();
+        let before_ns = self.rate.period_ns();
+        self.rate.update(now_ns, in_program_ns + own_ns);
+        if self.rate.period_ns() != before_ns {
+            // A timer of a CPU that is offline keeps its period.
+            self.timers.iter().for_each(|timer| drop(set_period(timer, self.rate.period_ns())));
+        }
+    }
+
+    fn finish(mut self) -> anyhow::Result<Gathered> {
+        // No sample comes after this.
+        self.timers.clear();
+        self.records.poll(Duration::ZERO)?;
+        self.take_in();
+        let lost = LOST
+            .iter()
+            .enumerate()
+            .map(|(index, &(_, name))| (name, self.lost.u64_at(index, 0).load(std::sync::atomic::Ordering::Relaxed)));
+        let lost = lost.collect();
+        Ok(self.gather.finish(lost))
+    }
+}
+
+fn configure(settings: &mut rodata, selected: &SampledThreads) -> Result<(), AttachError> {
+    settings.own_namespace = pid_namespace::as_setting();
+    let own_tgid = pid_namespace::kernels_own_number()? as i32;
+    settings.own_tgid = own_tgid;
+    settings.has_cgroups_of_v1 = cgroups::are_of_v1();
+    match selected {
+        SampledThreads::OfOwnChildren => settings.wanted_ancestor = own_tgid,
+        SampledThreads::Of(threads) => {
+            settings.wanted_tgid = threads.process.map_or(Ok(0), pid_namespace::kernels_number)? as i32;
+            settings.wanted_cgroup = threads.cgroup.unwrap_or(0);
+            if let Some(name) = &threads.name {
+                (settings.wanted_thread_name, settings.has_wanted_thread_name) = (attach::kept_name(name), true);
+            }
+            if let Some(name) = &threads.process_name {
+                (settings.wanted_process_name, settings.has_wanted_process_name) = (attach::kept_name(name), true);
+            }
+        }
+    }
+    Ok(())
+}
+
+#[allow(unsafe_code)]
+mod plain {
+    use super::{PlainData, cpu_sample};
+
+    // SAFETY: integers and arrays of them.
+    unsafe impl PlainData for cpu_sample {}
+}
