@@ -10,6 +10,8 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
+use crate::folded::STARTS;
+
 /// Maximum number of parts; the others are the difference to the whole.
 const MAX_PARTS: usize = 100;
 /// Maximum number of distinct stacks.
@@ -96,6 +98,9 @@ pub struct WorkPart {
     /// The innermost function of the program, or the system call. None if the code has no name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
+    /// The function has no name, as in a stripped program: `name` has called it, perhaps through others without names.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_caller: bool,
     /// Number of samples.
     pub samples: u64,
     /// Estimated time, in nanoseconds.
@@ -152,17 +157,18 @@ impl<'a> WorkCounter<'a> {
         }
         let estimate = |of_ns: u64| (u128::from(of_ns) * u128::from(ns) / u128::from(sampled_ns.max(1))) as u64;
         let unknown = RunningStack::default();
-        let mut parts: BTreeMap<(String, WorkKind, Option<String>), (u64, u64)> = BTreeMap::new();
+        let mut parts: BTreeMap<(String, Activity), (u64, u64)> = BTreeMap::new();
         let mut stacks = Vec::with_capacity(by_stack.len());
         for ((thread, stack), (count, of_ns)) in by_stack {
             let stack = samples.stacks.get(stack as usize).unwrap_or(&unknown);
-            let (kind, name) = classify(stack);
-            let part = parts.entry((thread.clone(), kind, name)).or_default();
+            let part = parts.entry((thread.clone(), activity(stack))).or_default();
             *part = (part.0 + count, part.1 + of_ns);
             stacks.push((thread, stack.clone(), estimate(of_ns)));
         }
-        let part =
-            |((thread, kind, name), (samples, of_ns))| WorkPart { thread, kind, name, samples, ns: estimate(of_ns) };
+        let part = |((thread, of), (samples, of_ns)): ((String, Activity), (u64, u64))| {
+            let Activity { kind, name, is_caller } = of;
+            WorkPart { thread, kind, name, is_caller, samples, ns: estimate(of_ns) }
+        };
         let mut parts: Vec<WorkPart> = parts.into_iter().map(part).collect();
         parts.sort_by_key(|part| Reverse(part.ns));
         parts.truncate(MAX_PARTS);
@@ -194,23 +200,35 @@ const BY_FRAME: [(WorkKind, &[&str]); 5] = [
     ),
 ];
 
+/// What a thread did: a [`WorkPart`] without its thread and time.
+#[derive(Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+struct Activity {
+    kind: WorkKind,
+    name: Option<String>,
+    is_caller: bool,
+}
+
 /// Returns what a thread with this stack did, and in which function or system call.
-fn classify(stack: &RunningStack) -> (WorkKind, Option<String>) {
+fn activity(stack: &RunningStack) -> Activity {
     if stack.kernel.is_empty() {
-        let name = stack.user.first().filter(|name| is_named(name)).cloned();
-        return (WorkKind::User, name);
+        let called = stack.user.iter().position(|name| is_named(name));
+        let Some(at) = called.filter(|&at| at == 0 || !STARTS.contains(&stack.user[at].as_str())) else {
+            return Activity::default();
+        };
+        return Activity { kind: WorkKind::User, name: Some(stack.user[at].clone()), is_caller: at > 0 };
     }
+    let of = |kind| Activity { kind, ..Activity::default() };
     let has =
         |prefixes: &[&str]| stack.kernel.iter().any(|name| prefixes.iter().any(|prefix| name.starts_with(prefix)));
     if let Some((kind, _)) = BY_FRAME.iter().find(|(_, prefixes)| has(prefixes)) {
-        return (*kind, None);
+        return of(*kind);
     }
     match stack.syscall.as_deref() {
-        Some("execve" | "execveat") => (WorkKind::Exec, None),
-        Some("clone" | "clone3" | "fork" | "vfork") => (WorkKind::Fork, None),
-        Some("exit" | "exit_group") => (WorkKind::Exit, None),
-        Some(call) => (WorkKind::Syscall, Some(call.to_owned())),
-        None => (WorkKind::Kernel, None),
+        Some("execve" | "execveat") => of(WorkKind::Exec),
+        Some("clone" | "clone3" | "fork" | "vfork") => of(WorkKind::Fork),
+        Some("exit" | "exit_group") => of(WorkKind::Exit),
+        Some(call) => Activity { name: Some(call.to_owned()), ..of(WorkKind::Syscall) },
+        None => of(WorkKind::Kernel),
     }
 }
 
@@ -235,7 +253,11 @@ mod tests {
 
     #[test]
     fn kernel_work_is_told_apart() {
-        let kind = |syscall, kernel: &[&str]| classify(&stack(syscall, kernel, &["main"]));
+        let kind = |syscall, kernel: &[&str]| {
+            let Activity { kind, name, is_caller } = activity(&stack(syscall, kernel, &["main"]));
+            assert!(!is_caller);
+            (kind, name)
+        };
         let fault = ["clear_page_erms", "handle_mm_fault", "do_user_addr_fault", "asm_exc_page_fault"];
         assert_eq!(kind(None, &fault), (WorkKind::PageFault, None));
         // In a system call that reads user memory.
@@ -251,6 +273,21 @@ mod tests {
         let reclaim = ["shrink_lruvec", "shrink_node", "try_to_free_mem_cgroup_pages", "handle_mm_fault"];
         assert_eq!(kind(None, &reclaim), (WorkKind::Reclaim, None));
         assert_eq!(kind(None, &["irqentry_exit", "asm_sysvec_apic_timer_interrupt"]), (WorkKind::Kernel, None));
+    }
+
+    #[test]
+    fn code_without_a_name_has_that_of_its_caller() {
+        let name = |user: &[&str]| {
+            let Activity { kind, name, is_caller } = activity(&stack(None, &[], user));
+            assert_eq!(kind, WorkKind::User);
+            name.map(|name| (name, is_caller))
+        };
+        assert_eq!(name(&["alpha", "main"]), Some(("alpha".to_owned(), false)));
+        assert_eq!(name(&["x+0x10", "x+0x2f", "expand", "main"]), Some(("expand".to_owned(), true)));
+        // Every function is called by these.
+        assert_eq!(name(&["x+0x10", "__libc_start_call_main", "_start"]), None);
+        assert_eq!(name(&["_start"]), Some(("_start".to_owned(), false)));
+        assert_eq!(name(&["x+0x10", "[unwound partly]"]), None);
     }
 
     #[test]
@@ -277,6 +314,7 @@ mod tests {
             thread: thread.to_owned(),
             kind,
             name: Some(name.to_owned()),
+            is_caller: false,
             samples,
             ns,
         };

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write as _};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow};
@@ -26,10 +27,13 @@ use crate::cli::{Origin, UsageError};
 use crate::engine::live::wait;
 use crate::engine::progress::Progress;
 use crate::engine::watch::{Ended, Watch};
+use crate::files;
 use crate::json::write_line;
+use crate::render::extension::report_written;
 use crate::render::text::fit::terminal_columns;
 use crate::render::text::overview::Screen;
 use crate::render::text::program as text;
+use crate::render::text::run::Form;
 
 /// Poll interval of the recorder.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
@@ -84,18 +88,24 @@ impl Of {
 
 /// How the result is printed.
 #[derive(Clone, Copy, Debug)]
-pub struct Shown {
+pub struct Shown<'a> {
     pub is_json: bool,
     pub is_verbose: bool,
     /// How culprits are ranked; `None` to omit the ranking.
     pub rank_by: Option<By>,
+    /// File for a flame graph, and its format.
+    pub output: Option<(&'a Path, Form)>,
 }
 
 /// Measures for `duration_ns`, and prints one screen, or everything.
 ///
 /// # Errors
 /// Fails if nothing can be recorded, there is no such program, or the output cannot be written.
-pub fn run(program: &Program, duration_ns: u64, shown: &Shown) -> anyhow::Result<()> {
+pub fn run(program: &Program, duration_ns: u64, shown: &Shown<'_>) -> anyhow::Result<()> {
+    if let Some((path, _)) = shown.output {
+        // Fails before anything is measured if the file cannot be created.
+        files::try_to_create(path).with_context(|| format!("cannot write {}", path.display()))?;
+    }
     ensure_there(program, program.is_running().context("cannot read /proc")?).map_err(UsageError)?;
     let watch = Watch::new().context("cannot watch for Ctrl-C")?;
     let progress = Progress::new(format!("Looking at {}", name(program)));
@@ -212,11 +222,16 @@ pub fn run(program: &Program, duration_ns: u64, shown: &Shown) -> anyhow::Result
         let is_verbose = shown.is_verbose;
         let screen = Screen { columns: terminal_columns(), is_verbose, zone: TimeZone::system(), replay: None };
         text::write(&mut out, &seen, ranking.as_ref(), &screen, &mut priority)?;
-        if let Some(limitation) = &seen.limitation {
-            writeln!(out, "{limitation}")?;
+    }
+    out.flush()?;
+    if let Some((path, form)) = shown.output {
+        let cannot = || format!("cannot write {}", path.display());
+        files::write(path, |out| text::write_file(out, form, &seen)).with_context(cannot)?;
+        if !shown.is_json {
+            report_written(path);
         }
     }
-    Ok(out.flush()?)
+    Ok(())
 }
 
 /// Selects the program's threads for sampling.

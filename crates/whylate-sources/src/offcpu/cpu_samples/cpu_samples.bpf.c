@@ -134,13 +134,13 @@ static __always_inline bool is_descendant(const struct task_struct *task)
 }
 
 /* Copies the top of the user stack. Pages that are not present end it. */
-static __always_inline u32 copy_stack(struct sample_with_stack *to)
+static __always_inline u64 copy_stack(struct sample_with_stack *to)
 {
-	u64 from = to->sample.sp & ~7ull;
-	u32 copied = 0;
+	/* 64-bit: the verifier of 6.1 derives no bounds from 32-bit arithmetic. */
+	u64 from = to->sample.sp & ~7ull, copied = 0;
 
 	for (u32 page = 0; page < STACK_BYTES / PAGE_BYTES; page++) {
-		u32 bytes = PAGE_BYTES - (from & (PAGE_BYTES - 1));
+		u64 bytes = PAGE_BYTES - (from & (PAGE_BYTES - 1));
 
 		if (copied > STACK_BYTES || bytes > PAGE_BYTES ||
 		    bpf_probe_read_user((void *)to->stack + copied, bytes, (void *)from))
@@ -171,7 +171,8 @@ static __always_inline void send_sample(void *ctx, struct task_struct *task, u64
 	struct sample_with_stack *sent;
 	struct cpu_sample *sample;
 	u64 flags = BPF_RB_NO_WAKEUP;
-	u32 zero = 0, sent_bytes = sizeof(*sample);
+	u64 sent_bytes = sizeof(*sample);
+	u32 zero = 0;
 	long bytes;
 
 	identity.started_ns = BPF_CORE_READ(task, group_leader, start_time);

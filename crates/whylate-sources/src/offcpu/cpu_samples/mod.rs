@@ -158,9 +158,14 @@ impl Sampling {
     }
 
     fn take_in(&mut self) {
+        let Some(mut record) = self.records.next() else { return };
         self.gather.begin();
-        while let Some(record) = self.records.next() {
+        loop {
             self.gather.add(&record, self.rate.period_ns());
+            match self.records.next() {
+                Some(next) => record = next,
+                None => break,
+            }
         }
         self.gather.make_room();
     }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Renders a program: a sentence, a table of its states, and what held it up.
 
+mod file;
 mod main_cause;
 mod priorities;
 
@@ -22,6 +23,8 @@ use super::fit::fitted;
 use super::overview::Screen;
 use super::table::Table;
 use super::{footer, path, text_of, why, work};
+
+pub use self::file::{form_of, write_file};
 
 /// States and waits below this share of the program's time are merged.
 const SHOWN_PERCENT: f64 = 1.0;
@@ -75,6 +78,9 @@ pub fn write(
         let children = if seen.children == 1 { "child process, which is" } else { "child processes, which are" };
         let left_out = format!("The process has {} {children} not included: see --comm and --cgroup.", seen.children);
         lines.extend(fitted(&left_out, columns));
+    }
+    if let Some(limitation) = &seen.limitation {
+        lines.extend(fitted(limitation, columns));
     }
     if let Some(ranking) = ranking {
         let culprits = text_of(|out| write_culprits(out, ranking, screen.is_verbose));
@@ -356,6 +362,7 @@ mod tests {
             unfinished: Vec::new(),
             throttled: BTreeMap::new(),
             lost: BTreeMap::new(),
+            limitation: None,
         }
     }
 
@@ -388,6 +395,7 @@ mod tests {
                     part(81, Thread, "cron-job:26536", 1, service),
                 ],
             }],
+            work: None,
         };
         ProgramReport {
             throttled: BTreeMap::from([("/a/b".to_owned(), 300 * MS)]),

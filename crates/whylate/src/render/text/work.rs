@@ -45,7 +45,7 @@ pub(super) fn sentence(work: &Work, total_ns: u64) -> Option<String> {
     programs.sort_by_key(|(_, (ns, _))| Reverse(*ns));
     let program = |(name, (ns, parts)): (&str, (u64, Vec<&WorkPart>))| {
         let functions = parts.iter().filter(|part| is_shown(part.ns)).take(MAX_FUNCTIONS);
-        let functions = functions.map(|part| format!("{:.0}% in {}", percent(part.ns), function(part)));
+        let functions = functions.map(|part| format!("{:.0}% {}", percent(part.ns), function(part)));
         let functions = functions.collect::<Vec<_>>().join(", ");
         let functions = if functions.is_empty() { String::new() } else { format!(" ({functions})") };
         format!("{} {:.0}%{functions}", printable(name), percent(ns))
@@ -65,12 +65,19 @@ pub(super) fn sentence(work: &Work, total_ns: u64) -> Option<String> {
 }
 
 fn function(part: &WorkPart) -> String {
-    let Some(name) = &part.name else { return "code without names".to_owned() };
-    let name = printable(name);
-    match name.char_indices().nth(MAX_NAME) {
+    let Some(name) = &part.name else { return "in code without names".to_owned() };
+    let name = printable(without_parameters(name));
+    let name = match name.char_indices().nth(MAX_NAME) {
         Some((end, _)) => format!("{}...", &name[..end]),
         None => name,
-    }
+    };
+    if part.is_caller { format!("called by {name}") } else { format!("in {name}") }
+}
+
+/// Returns the name of a C++ function without its parameters.
+fn without_parameters(name: &str) -> &str {
+    let end = name.find('(').filter(|&end| end > 0 && !name[..end].ends_with("operator"));
+    end.map_or(name, |end| &name[..end])
 }
 
 /// Returns the words for kernel work.
@@ -96,7 +103,7 @@ mod tests {
 
     fn part(thread: &str, kind: WorkKind, name: Option<&str>, samples: u64) -> WorkPart {
         let name = name.map(str::to_owned);
-        WorkPart { thread: thread.to_owned(), kind, name, samples, ns: samples * 1_000 }
+        WorkPart { thread: thread.to_owned(), kind, name, is_caller: false, samples, ns: samples * 1_000 }
     }
 
     #[test]
@@ -122,6 +129,16 @@ mod tests {
                  kernel 18% (page faults 9%, fork 4%, exec 3%, write 2%)."
             )
         );
+    }
+
+    #[test]
+    fn function_is_short_and_says_what_has_no_name() {
+        let words = |name, is_caller| function(&WorkPart { is_caller, ..part("cc1", WorkKind::User, Some(name), 1) });
+        assert_eq!(words("ht_lookup(ht*, int)", false), "in ht_lookup");
+        assert_eq!(words("A::operator()(int)", false), "in A::operator()(int)");
+        assert_eq!(words("toplev::main(int, char**)", true), "called by toplev::main");
+        let long = words(&"x".repeat(100), false);
+        assert_eq!(long, format!("in {}...", "x".repeat(MAX_NAME)));
     }
 
     #[test]

@@ -52,13 +52,39 @@ pub fn form_of(path: &Path) -> anyhow::Result<Form> {
 pub fn write_file(out: &mut dyn Write, form: Form, explained: &Explained) -> io::Result<()> {
     match form {
         Form::Trace => write_line(out, &events(&explained.path))?,
-        Form::Folded => write_lines(out, &folded(explained))?,
-        Form::Svg => {
-            let legend = "light blue: worked; orange: others occupied its CPU; gray: waited";
-            svg::write_frames(out, "Critical path", legend, &frames(explained))?;
-        }
+        Form::Folded | Form::Svg => write_stacks(out, form, "Critical path", frames(explained))?,
     }
     out.flush()
+}
+
+/// Writes stacks with their nanoseconds as a flame graph, or one per line in microseconds.
+pub(crate) fn write_stacks(
+    out: &mut dyn Write,
+    form: Form,
+    title: &str,
+    stacks: Vec<(Vec<Frame>, u64)>,
+) -> io::Result<()> {
+    if form == Form::Svg {
+        let legend = "light blue: worked; orange: others occupied its CPU; gray: waited";
+        return svg::write_frames(out, title, legend, &stacks);
+    }
+    let joined = |frames: &[Frame]| frames.iter().map(|frame| frame.name.as_str()).collect::<Vec<_>>().join(";");
+    let mut lines: BTreeMap<String, u64> = BTreeMap::new();
+    for (frames, ns) in stacks {
+        *lines.entry(joined(&frames)).or_default() += ns;
+    }
+    write_lines(out, &lines_of(lines))
+}
+
+/// Adds the segments of a path with the waits that enclose them, below a frame.
+pub(crate) fn add_path(stacks: &mut BTreeMap<Vec<Frame>, u64>, root: &Frame, path: &[PathSegment]) {
+    let path: Vec<PathSegment> = path.iter().map(of_name).collect();
+    for (segment, waits) in path.iter().zip(waits_of(&path)) {
+        let waits = waits.iter().map(|wait| Frame::new(Kind::Label, wait));
+        let mut frames: Vec<Frame> = [root.clone()].into_iter().chain(waits).collect();
+        frames.push(Frame::new(color_of(segment), &what(segment)));
+        *stacks.entry(frames).or_default() += segment.ns;
+    }
 }
 
 /// Returns stacks with their nanoseconds: the enclosing waits of each segment, and the segment. TIDs are stripped. Work is
@@ -101,7 +127,7 @@ fn split(frames: Vec<Frame>, ns: u64, thread: &str, work: Option<&Work>, stacks:
 }
 
 /// Returns the frames of a running thread's stack, outermost first.
-fn functions(stack: &RunningStack) -> impl Iterator<Item = Frame> {
+pub(crate) fn functions(stack: &RunningStack) -> impl Iterator<Item = Frame> {
     let of = |kind| move |name: &String| Frame::new(kind, name);
     let has_both = !stack.user.is_empty() && !stack.kernel.is_empty();
     let between = has_both.then(|| Frame::new(Kind::Between, BETWEEN));
@@ -117,16 +143,6 @@ fn color_of(segment: &PathSegment) -> Kind {
         CauseKind::Work | CauseKind::Irq | CauseKind::Softirq | CauseKind::Nmi | CauseKind::Steal => Kind::Runnable,
         _ => Kind::Between,
     }
-}
-
-/// Returns folded stacks, in microseconds.
-fn folded(explained: &Explained) -> Vec<String> {
-    let joined = |frames: &[Frame]| frames.iter().map(|frame| frame.name.as_str()).collect::<Vec<_>>().join(";");
-    let mut lines: BTreeMap<String, u64> = BTreeMap::new();
-    for (frames, ns) in frames(explained) {
-        *lines.entry(joined(&frames)).or_default() += ns;
-    }
-    lines_of(lines)
 }
 
 /// Returns the enclosing waits of each segment, outermost first.
@@ -166,6 +182,12 @@ fn events(path: &[PathSegment]) -> serde_json::Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::render::text::text_of;
+
+    fn folded(explained: &Explained) -> Vec<String> {
+        let text = text_of(|out| write_file(out, Form::Folded, explained));
+        text.lines().map(str::to_owned).collect()
+    }
 
     fn part(ms: u64, kind: CauseKind, who: &str) -> PathSegment {
         PathSegment { ns: ms * 1_000_000, kind, who: who.parse().expect("any text"), ..PathSegment::default() }
