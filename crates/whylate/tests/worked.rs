@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
-use chance::by_chance;
+use chance::{Unjudged, by_chance, in_rounds};
 use lock::lock_machine;
 use running::whylate;
 use serde::Deserialize;
@@ -24,6 +24,8 @@ use whylate_model::work::{Work, WorkKind, WorkPart};
 
 /// CPU time of the program, in milliseconds: at least a hundred samples.
 const TOTAL_MS: &str = "2500";
+/// Minimum number of samples that are judged.
+const MIN_SAMPLES: usize = 50;
 /// Share of samples beside the function that runs: reads of the clock, and interrupts.
 const BESIDE: f64 = 0.02;
 
@@ -69,7 +71,6 @@ fn is_part(part: &WorkPart, name: &str) -> bool {
 /// Compares the samples in each function with its share of the CPU time: each may be off by chance in one of 10,000 runs.
 fn ensure_shares(work: &Work, shares: &BTreeMap<&str, f64>) -> Result<()> {
     let samples = usize::try_from(work.samples)?;
-    ensure!(samples >= 50, "only {samples} samples: {work:?}");
     for (name, share) in shares {
         let count: u64 = work.parts.iter().filter(|part| is_part(part, name)).map(|part| part.samples).sum();
         let count = usize::try_from(count)?;
@@ -88,13 +89,18 @@ fn functions_of_a_command_have_their_shares() -> Result<()> {
     let folded = directory.path().join("path.folded");
     let mut command = whylate(&["run", "--json", "-o"]);
     // A grandchild of whylate.
-    command.arg(&folded).args(["--", "sh", "-c", "\"$0\" \"$1\"; true"]).arg(&program).arg(TOTAL_MS);
+    command
+        .arg(&folded)
+        .args(["--", "nice", "-n", "-20", "sh", "-c", "\"$0\" \"$1\"; true"])
+        .arg(&program)
+        .arg(TOTAL_MS);
     let output = command.output()?;
     let stderr = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "{stderr}");
     let report: Report = serde_json::from_str(stderr.lines().last().context("no report")?)?;
     let printed = String::from_utf8(output.stdout)?;
     let work = report.work()?;
+    ensure!(work.samples >= MIN_SAMPLES as u64, "{work:?}");
     ensure_shares(&work, &shares(&printed)?)?;
     // Callers are found in a running thread's stack as well.
     let folded = fs::read_to_string(folded)?;
@@ -118,12 +124,18 @@ fn functions_of_a_running_process_have_their_shares() -> Result<()> {
     let Some(_lock) = lock_machine() else { return Ok(()) };
     let directory = tempfile::tempdir()?;
     let program = compiled(&directory, "program.c", "worker", &["-O2", "-fno-omit-frame-pointer"])?;
-    let worker = Command::new(&program).args(["3", "again"]).stdout(Stdio::null()).spawn()?;
-    let worker = Worker(worker);
-    let output = whylate(&["-p", &worker.0.id().to_string(), "-d", "3s", "--json"]).output()?;
-    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let report: Report = serde_json::from_slice(&output.stdout)?;
+    let mut worker = Command::new("nice");
+    worker.args(["-n", "-20"]).arg(&program).args(["3", "again"]).stdout(Stdio::null());
+    let worker = Worker(worker.spawn()?);
     // Its parts are short beside the measured time, and so are even.
     let shares = [("alpha", 0.5), ("beta", 0.3), ("read", 0.2)].into();
-    ensure_shares(&report.work()?, &shares)
+    in_rounds(|| {
+        let output = whylate(&["-p", &worker.0.id().to_string(), "-d", "3s", "--json"]).output()?;
+        ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let work = serde_json::from_slice::<Report>(&output.stdout)?.work()?;
+        if work.samples < MIN_SAMPLES as u64 {
+            return Err(Unjudged(format!("{} samples: others had the CPUs", work.samples)).into());
+        }
+        ensure_shares(&work, &shares)
+    })
 }

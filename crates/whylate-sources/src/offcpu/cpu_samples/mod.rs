@@ -11,11 +11,13 @@ mod rate;
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd as _, OwnedFd};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError};
 use std::time::Duration;
 
 use anyhow::Context as _;
 use libbpf_rs::skel::SkelBuilder as _;
+use rustix::event::{EventfdFlags, eventfd};
 use whylate_model::work::CpuSamples;
 
 use self::gather::Gathered;
@@ -41,7 +43,7 @@ mod skel {
 const LOST: [(lost_sample, &str); 1] = [(lost_sample::LOST_SAMPLES, "samples_full")];
 
 /// Maximum time until samples are read. The first ones of a process are read at once.
-const POLL_INTERVAL: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// Time between two updates of the period.
 const RATE_INTERVAL_NS: u64 = 500_000_000;
 /// CPU time of a timer interrupt if it cannot be measured.
@@ -57,10 +59,17 @@ pub enum SampledThreads {
 }
 
 /// Samples threads until dropped or finished.
-pub struct CpuSampler(Worker<anyhow::Result<Gathered>>);
+pub struct CpuSampler {
+    worker: Worker<anyhow::Result<Gathered>>,
+    /// Wakes the sampling thread.
+    waking: Arc<OwnedFd>,
+}
 
 /// A sampler that begins: the programs are loaded on its own thread.
-pub struct BeginningCpuSampler(Beginning<anyhow::Result<Gathered>>);
+pub struct BeginningCpuSampler {
+    worker: Beginning<anyhow::Result<Gathered>>,
+    waking: Arc<OwnedFd>,
+}
 
 impl BeginningCpuSampler {
     /// Waits until threads are sampled.
@@ -68,7 +77,7 @@ impl BeginningCpuSampler {
     /// # Errors
     /// Fails if the kernel or the caller's privileges do not allow it.
     pub fn wait(self) -> Result<CpuSampler, AttachError> {
-        self.0.wait().map(CpuSampler)
+        Ok(CpuSampler { worker: self.worker.wait()?, waking: self.waking })
     }
 }
 
@@ -79,7 +88,11 @@ impl CpuSampler {
     /// Fails if no thread can be started.
     pub fn begin(selected: SampledThreads) -> Result<BeginningCpuSampler, AttachError> {
         attach::silence_libbpf();
-        Worker::begin(move || Sampling::new(&selected), Sampling::run).map(BeginningCpuSampler)
+        let waking = eventfd(0, EventfdFlags::CLOEXEC).context("cannot create an eventfd")?;
+        let waking = Arc::new(waking);
+        let woken = Arc::clone(&waking);
+        let worker = Worker::begin(move || Sampling::new(&selected, woken), Sampling::run)?;
+        Ok(BeginningCpuSampler { worker, waking })
     }
 
     /// Stops sampling. Returns the samples, and adds what was lost to `lost`.
@@ -87,7 +100,8 @@ impl CpuSampler {
     /// # Errors
     /// Fails if the sampling thread has failed.
     pub fn finish(self, kernel: &mut KernelSymbols, lost: &mut BTreeMap<String, u64>) -> anyhow::Result<CpuSamples> {
-        let gathered = self.0.ask()??;
+        rustix::io::write(&self.waking, &1_u64.to_ne_bytes())?;
+        let gathered = self.worker.ask()??;
         for (reason, count) in &gathered.lost {
             *lost.entry((*reason).to_owned()).or_default() += count;
         }
@@ -99,6 +113,8 @@ impl CpuSampler {
 struct Sampling {
     skeleton: CpuSamplesSkel<'static>,
     timers: Vec<OwnedFd>,
+    /// Can be read from when samples are asked for.
+    woken: Arc<OwnedFd>,
     records: Records,
     lost: MappedArray,
     rate: Rate,
@@ -108,7 +124,7 @@ struct Sampling {
 }
 
 impl Sampling {
-    fn new(selected: &SampledThreads) -> Result<Self, AttachError> {
+    fn new(selected: &SampledThreads, woken: Arc<OwnedFd>) -> Result<Self, AttachError> {
         let mut open = CpuSamplesSkelBuilder::default().open(attach::open_object())?;
         let settings = open.maps.rodata_data.as_deref_mut().context("the BPF object has no settings")?;
         configure(settings, selected)?;
@@ -131,7 +147,7 @@ impl Sampling {
         // Processes may be short. Without the privilege, some of them have no names.
         let _ = priority::favour(0);
         let began_cpu_ns = clock::thread_cpu_ns();
-        Ok(Sampling { skeleton, timers, records, lost, rate, began_cpu_ns, gather: gather::Gather::new() })
+        Ok(Sampling { skeleton, timers, woken, records, lost, rate, began_cpu_ns, gather: gather::Gather::new() })
     }
 
     /// Reads samples until they are asked for, or nobody can ask any more.
@@ -145,7 +161,7 @@ impl Sampling {
                 Err(TryRecvError::Empty) => {}
             }
             // An error that persists is reported at the end.
-            if self.records.poll(POLL_INTERVAL).is_err() {
+            if self.records.poll_with(&self.woken, POLL_INTERVAL).is_err() {
                 std::thread::sleep(POLL_INTERVAL);
             }
             self.take_in();

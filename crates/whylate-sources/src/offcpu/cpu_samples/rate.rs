@@ -3,7 +3,7 @@
 
 /// Shortest and longest period. Neither is a multiple of a timer tick, with which a program's work may be in phase.
 const SHORTEST_NS: u64 = 10_101_010;
-const LONGEST_NS: u64 = 202_020_200;
+const LONGEST_NS: u64 = 10_101_010_000;
 /// CPU time that sampling may take, in millionths of one CPU, and the part of it that remains while a debt is paid off.
 const BUDGET_PPM: f64 = 5_000.0;
 const LEFT_IN_DEBT_PPM: f64 = 1_250.0;
@@ -96,12 +96,10 @@ mod tests {
 
     #[test]
     fn all_of_it_stays_within_the_budget() {
-        for (cpus, interrupt_ns, sample_ns) in [(2, 14_000, 40_000), (64, 1_500, 20_000), (2, 14_000, 400_000)] {
+        for (cpus, interrupt_ns, sample_ns) in [(2, 14_000, 40_000), (64, 1_500, 20_000), (256, 14_000, 40_000)] {
             let (period_ns, ppm) = run(cpus, interrupt_ns, sample_ns, 0, 60);
             assert!(period_ns > SHORTEST_NS && (BUDGET_PPM * 0.8..BUDGET_PPM * 1.05).contains(&ppm), "{ppm} ppm");
         }
-        // Timers of very many CPUs at the lowest rate.
-        assert_eq!(run(1_024, 14_000, 40_000, 0, 60).0, LONGEST_NS);
     }
 
     #[test]
@@ -110,6 +108,6 @@ mod tests {
         assert!(ppm < BUDGET_PPM * 1.1, "{ppm} ppm");
         let mut rate = Rate::new(2, 14_000, 0);
         (1..=8).for_each(|step| rate.update(step * STEP_NS, 100_000_000));
-        assert!(rate.period_ns() < LONGEST_NS, "a command of a few seconds is still sampled");
+        assert!(rate.period_ns() < 200_000_000, "a command of a few seconds is still sampled: {rate:?}");
     }
 }
