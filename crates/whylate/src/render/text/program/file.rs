@@ -66,9 +66,9 @@ fn frames(budget: &Budget) -> Vec<(Vec<Frame>, u64)> {
 
 #[cfg(test)]
 mod tests {
-    use whylate_model::CauseKind;
     use whylate_model::path::budget::{EndedBy, Waits};
     use whylate_model::work::{RunningStack, Work};
+    use whylate_model::{ActorName, CauseKind};
 
     use super::*;
     use crate::render::text::text_of;
@@ -82,9 +82,9 @@ mod tests {
         let segment = PathSegment {
             ns: 30 * MS,
             kind: CauseKind::Running,
-            who: "db:9".into(),
+            who: ActorName::thread("db", 9),
             depth: 1,
-            waiter: Some("web:7".into()),
+            waiter: Some(ActorName::thread("web", 7)),
             via: Some("recvfrom".to_owned()),
             ..PathSegment::default()
         };

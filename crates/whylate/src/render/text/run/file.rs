@@ -223,7 +223,7 @@ mod tests {
             let work = Some(Work { ns: 18_000_000, samples, stacks: stacks.clone(), ..Work::default() });
             folded(&Explained { path: path.clone(), work, ..Explained::default() })
         };
-        let parts = ["cc1 worked;main;parse 6666", "cc1 worked;main;read;-;vfs_read 3333"];
+        let parts = ["cc1 worked;main;parse 6667", "cc1 worked;main;read;-;vfs_read 3333"];
         assert!(parts.iter().all(|part| folded_with(20).iter().any(|line| line == part)), "{:?}", folded_with(20));
         assert_eq!(folded_with(19), ["cc1 worked 10000"], "too few samples");
     }
