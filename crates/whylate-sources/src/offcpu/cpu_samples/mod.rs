@@ -12,6 +12,7 @@ mod rate;
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError};
 use std::time::Duration;
 
@@ -38,9 +39,6 @@ use crate::source::{AttachError, Threads};
 mod skel {
     include!(concat!(env!("OUT_DIR"), "/cpu_samples/cpu_samples.skel.rs"));
 }
-
-/// Every reason for a lost sample, with its name in the output.
-const LOST: [(lost_sample, &str); 1] = [(lost_sample::LOST_SAMPLES, "samples_full")];
 
 /// Maximum time until samples are read. The first ones of a process are read at once.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
@@ -142,7 +140,11 @@ impl Sampling {
             AttachError::Unsupported(format!("running threads cannot be sampled (perf_event_open: {error})"))
         })?;
         let records = Records::new(&skeleton.maps.cpu_samples)?;
-        let lost = MappedArray::new(skeleton.maps.lost_by_reason.as_fd(), LOST.len(), size_of::<u64>());
+        let lost = MappedArray::new(
+            skeleton.maps.lost_by_reason.as_fd(),
+            lost_sample::LOST_SAMPLE_REASONS.0 as usize,
+            size_of::<u64>(),
+        );
         let lost = lost.context("cannot map what the programs write")?;
         // Processes may be short. Without the privilege, some of them have no names.
         let _ = priority::favour(0);
@@ -202,12 +204,13 @@ impl Sampling {
         self.timers.clear();
         self.records.poll(Duration::ZERO)?;
         self.take_in();
-        let lost = LOST
-            .iter()
-            .enumerate()
-            .map(|(index, &(_, name))| (name, self.lost.u64_at(index, 0).load(std::sync::atomic::Ordering::Relaxed)));
-        let lost = lost.collect();
-        Ok(self.gather.finish(lost))
+        let lost = self.take_lost();
+        Ok(self.gather.finish(lost.into()))
+    }
+
+    /// Returns the number of lost samples, by reason.
+    fn take_lost(&self) -> [(&'static str, u64); 1] {
+        [("samples_full", self.lost.u64_at(lost_sample::LOST_SAMPLES.0 as usize, 0).load(Relaxed))]
     }
 }
 
