@@ -7,6 +7,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
@@ -14,8 +15,6 @@ use crate::folded::STARTS;
 
 /// Maximum number of parts; the others are the difference to the whole.
 const MAX_PARTS: usize = 100;
-/// Maximum number of distinct stacks.
-const MAX_STACKS: usize = 4_096;
 
 /// A sample of a running thread.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -36,21 +35,21 @@ pub struct RunningStack {
     /// System call, if the thread was in one.
     pub syscall: Option<String>,
     /// Kernel frames, innermost first; empty if user code ran.
-    pub kernel: Vec<String>,
+    pub kernel: Vec<Arc<str>>,
     /// User frames, innermost first.
-    pub user: Vec<String>,
+    pub user: Vec<Arc<str>>,
 }
 
 /// Samples of threads, by thread and time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CpuSamples {
     samples: Vec<CpuSample>,
-    stacks: Vec<RunningStack>,
+    stacks: Vec<Arc<RunningStack>>,
 }
 
 impl CpuSamples {
     /// Sorts samples.
-    pub fn new(mut samples: Vec<CpuSample>, stacks: Vec<RunningStack>) -> Self {
+    pub fn new(mut samples: Vec<CpuSample>, stacks: Vec<Arc<RunningStack>>) -> Self {
         samples.sort_unstable_by_key(|sample| (sample.tid, sample.at_ns));
         CpuSamples { samples, stacks }
     }
@@ -115,11 +114,15 @@ pub struct Work {
     pub ns: u64,
     /// Number of samples in that time.
     pub samples: u64,
-    /// Parts of the work, the longest first.
+    /// Estimated time of the work that has a name, in nanoseconds: of a function or the nearest caller that has one, of a system
+    /// call, or of another kind of kernel work than `kernel`.
+    #[serde(default)]
+    pub named_ns: u64,
+    /// Parts of the work, the longest first; at most a hundred.
     pub parts: Vec<WorkPart>,
     /// Names of threads, and their stacks with estimated times, for flame graphs.
     #[serde(skip)]
-    pub stacks: Vec<(String, RunningStack, u64)>,
+    pub stacks: Vec<(String, Arc<RunningStack>, u64)>,
 }
 
 /// Collects the samples of the time that threads worked.
@@ -156,14 +159,17 @@ impl<'a> WorkCounter<'a> {
             return None;
         }
         let estimate = |of_ns: u64| (u128::from(of_ns) * u128::from(ns) / u128::from(sampled_ns.max(1))) as u64;
-        let unknown = RunningStack::default();
+        let unknown = Arc::<RunningStack>::default();
+        let mut named_ns = 0;
         let mut parts: BTreeMap<(String, Activity), (u64, u64)> = BTreeMap::new();
         let mut stacks = Vec::with_capacity(by_stack.len());
         for ((thread, stack), (count, of_ns)) in by_stack {
             let stack = samples.stacks.get(stack as usize).unwrap_or(&unknown);
-            let part = parts.entry((thread.clone(), activity(stack))).or_default();
+            let activity = activity(stack);
+            named_ns += if activity.is_named() { of_ns } else { 0 };
+            let part = parts.entry((thread.clone(), activity)).or_default();
             *part = (part.0 + count, part.1 + of_ns);
-            stacks.push((thread, stack.clone(), estimate(of_ns)));
+            stacks.push((thread, Arc::clone(stack), estimate(of_ns)));
         }
         let part = |((thread, of), (samples, of_ns)): ((String, Activity), (u64, u64))| {
             let Activity { kind, name, is_caller } = of;
@@ -173,8 +179,7 @@ impl<'a> WorkCounter<'a> {
         parts.sort_by_key(|part| Reverse(part.ns));
         parts.truncate(MAX_PARTS);
         stacks.sort_by(|(a, of_a, a_ns), (b, of_b, b_ns)| (b_ns, a, &of_a.user).cmp(&(a_ns, b, &of_b.user)));
-        stacks.truncate(MAX_STACKS);
-        Some(Work { ns, samples: count, parts, stacks })
+        Some(Work { ns, samples: count, named_ns: estimate(named_ns), parts, stacks })
     }
 }
 
@@ -208,14 +213,24 @@ struct Activity {
     is_caller: bool,
 }
 
+impl Activity {
+    fn is_named(&self) -> bool {
+        match self.kind {
+            WorkKind::User => self.name.is_some(),
+            WorkKind::Kernel => false,
+            _ => true,
+        }
+    }
+}
+
 /// Returns what a thread with this stack did, and in which function or system call.
 fn activity(stack: &RunningStack) -> Activity {
     if stack.kernel.is_empty() {
         let called = stack.user.iter().position(|name| is_named(name));
-        let Some(at) = called.filter(|&at| at == 0 || !STARTS.contains(&stack.user[at].as_str())) else {
+        let Some(at) = called.filter(|&at| at == 0 || !STARTS.contains(&&*stack.user[at])) else {
             return Activity::default();
         };
-        return Activity { kind: WorkKind::User, name: Some(stack.user[at].clone()), is_caller: at > 0 };
+        return Activity { kind: WorkKind::User, name: Some(stack.user[at].to_string()), is_caller: at > 0 };
     }
     let of = |kind| Activity { kind, ..Activity::default() };
     let has =
@@ -247,7 +262,7 @@ mod tests {
     use super::*;
 
     fn stack(syscall: Option<&str>, kernel: &[&str], user: &[&str]) -> RunningStack {
-        let owned = |frames: &[&str]| frames.iter().map(|&frame| frame.to_owned()).collect();
+        let owned = |frames: &[&str]| frames.iter().map(|&frame| frame.into()).collect();
         RunningStack { syscall: syscall.map(str::to_owned), kernel: owned(kernel), user: owned(user) }
     }
 
@@ -303,24 +318,30 @@ mod tests {
     #[test]
     fn samples_count_where_their_thread_worked() {
         let sample = |tid, at_ns, stack| CpuSample { tid, at_ns, ns: 10, stack };
-        let stacks = vec![stack(None, &[], &["alpha", "main"]), stack(Some("read"), &["vfs_read"], &["main"])];
-        let taken = vec![sample(8, 50, 0), sample(7, 99, 1), sample(7, 10, 0), sample(7, 20, 0), sample(7, 30, 1)];
+        let stacks = vec![
+            stack(None, &[], &["alpha", "main"]),
+            stack(Some("read"), &["vfs_read"], &["main"]),
+            stack(None, &[], &["x+0x10"]),
+        ];
+        let stacks: Vec<Arc<RunningStack>> = stacks.into_iter().map(Arc::new).collect();
+        let mut taken = vec![sample(8, 50, 0), sample(7, 99, 1), sample(7, 10, 0), sample(7, 20, 0)];
+        taken.extend([sample(7, 30, 1), sample(7, 60, 2)]);
         let samples = CpuSamples::new(taken, stacks);
         let mut work = WorkCounter::new(&samples);
         work.add(7, || "cc1".to_owned(), 20, 10..30);
         work.add(7, || "as".to_owned(), 69, 30..99);
         let work = work.finish().expect("samples");
-        let part = |thread: &str, kind, name: &str, samples, ns| WorkPart {
-            thread: thread.to_owned(),
-            kind,
-            name: Some(name.to_owned()),
-            is_caller: false,
-            samples,
-            ns,
+        let part = |thread: &str, kind, name: Option<&str>, samples, ns| {
+            let (thread, name) = (thread.to_owned(), name.map(str::to_owned));
+            WorkPart { thread, kind, name, is_caller: false, samples, ns }
         };
-        // 89 ns of work, three samples.
-        assert_eq!((work.ns, work.samples), (89, 3));
-        let parts = [part("cc1", WorkKind::User, "alpha", 2, 59), part("as", WorkKind::Syscall, "read", 1, 29)];
+        // 89 ns of work, four samples, three of them with names.
+        assert_eq!((work.ns, work.samples, work.named_ns), (89, 4, 66));
+        let parts = [
+            part("cc1", WorkKind::User, Some("alpha"), 2, 44),
+            part("as", WorkKind::User, None, 1, 22),
+            part("as", WorkKind::Syscall, Some("read"), 1, 22),
+        ];
         assert_eq!(work.parts, parts);
         assert_eq!(work.stacks.iter().map(|(_, _, ns)| ns).sum::<u64>(), 88);
         assert_eq!(WorkCounter::new(&samples).finish(), None);

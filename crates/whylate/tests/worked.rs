@@ -31,6 +31,10 @@ const BESIDE: f64 = 0.02;
 
 #[derive(Debug, Deserialize)]
 struct Report {
+    /// Time to which the parts of the flame graph add up: of a command, and of a program.
+    elapsed_ns: Option<u64>,
+    total_ns: Option<u64>,
+    on_cpu_ns: Option<u64>,
     work: Option<Work>,
     limitation: Option<String>,
     #[serde(default)]
@@ -38,6 +42,23 @@ struct Report {
 }
 
 impl Report {
+    /// Compares the sum of the flame graph with the time, and the part below "on CPU" with the program's time on CPUs. Each line
+    /// is rounded to a microsecond.
+    fn ensure_sums(&self, folded: &str) -> Result<()> {
+        let sum = |is_counted: &dyn Fn(&str) -> bool| -> Result<u64> {
+            let lines = folded.lines().filter(|line| is_counted(line));
+            lines.map(|line| Ok(line.rsplit_once(' ').context("a number")?.1.parse::<u64>()?)).sum()
+        };
+        let error_us = folded.lines().count() as u64;
+        let all = [(sum(&|_| true)?, self.elapsed_ns.or(self.total_ns)), (sum(&|line| line.starts_with("on CPU"))?, self.on_cpu_ns)];
+        for (sum_us, ns) in all {
+            let us = ns.map_or(sum_us, |ns| ns / 1000);
+            ensure!(us > 0 || ns.is_none(), "no time: {self:?}");
+            ensure!(sum_us.abs_diff(us) <= error_us, "{sum_us} us are not {us} us: {folded}");
+        }
+        Ok(())
+    }
+
     fn work(self) -> Result<Work> {
         self.work.with_context(|| format!("no samples: {:?} {:?}", self.limitation, self.weaker))
     }
@@ -65,7 +86,8 @@ fn shares(printed: &str) -> Result<BTreeMap<&str, f64>> {
 
 fn is_part(part: &WorkPart, name: &str) -> bool {
     let kind = if name == "read" { WorkKind::Syscall } else { WorkKind::User };
-    part.kind == kind && part.name.as_deref() == Some(name)
+    let (name, is_caller) = name.strip_prefix("called by ").map_or((name, false), |name| (name, true));
+    part.kind == kind && part.name.as_deref() == Some(name) && part.is_caller == is_caller
 }
 
 /// Compares the samples in each function with its share of the CPU time: each may be off by chance in one of 10,000 runs.
@@ -99,13 +121,62 @@ fn functions_of_a_command_have_their_shares() -> Result<()> {
     ensure!(output.status.success(), "{stderr}");
     let report: Report = serde_json::from_str(stderr.lines().last().context("no report")?)?;
     let printed = String::from_utf8(output.stdout)?;
+    let folded = fs::read_to_string(folded)?;
+    report.ensure_sums(&folded)?;
     let work = report.work()?;
     ensure!(work.samples >= MIN_SAMPLES as u64, "{work:?}");
     ensure_shares(&work, &shares(&printed)?)?;
     // Callers are found in a running thread's stack as well.
-    let folded = fs::read_to_string(folded)?;
     for callers in ["worker worked;_start;", ";main;repeat;alpha ", ";main;repeat;beta ", ";main;repeat;gamma_reads;"] {
         ensure!(folded.contains(callers), "no {callers}: {folded}");
+    }
+    Ok(())
+}
+
+/// In a stripped program, a function that is not exported has the name of its caller, not that of the function beside it.
+#[test]
+fn function_without_a_name_has_that_of_its_caller() -> Result<()> {
+    let Some(_lock) = lock_machine() else { return Ok(()) };
+    let directory = tempfile::tempdir()?;
+    let program = compiled(&directory, "program.c", "worker", &["-O2", "-DMAYBE_STATIC=static", "-rdynamic", "-s"])?;
+    let mut command = whylate(&["run", "--json", "--", "nice", "-n", "-20"]);
+    let output = command.arg(&program).arg(TOTAL_MS).output()?;
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{stderr}");
+    let work = serde_json::from_str::<Report>(stderr.lines().last().context("no report")?)?.work()?;
+    ensure!(work.samples >= MIN_SAMPLES as u64, "{work:?}");
+    let printed = String::from_utf8(output.stdout)?;
+    let mut shares = shares(&printed)?;
+    let of_alpha = shares.remove("alpha").context("no alpha")?;
+    shares.insert("called by repeat", of_alpha);
+    ensure_shares(&work, &shares)
+}
+
+/// A process that executes another program keeps its PID: its earlier samples have no names of the other program.
+#[test]
+fn executed_programs_are_not_mixed_up() -> Result<()> {
+    let Some(_lock) = lock_machine() else { return Ok(()) };
+    let directory = tempfile::tempdir()?;
+    // At the same addresses each time.
+    let options = ["-O2", "-no-pie", "-fno-toplevel-reorder"];
+    let first = compiled(&directory, "executes.c", "first", &options)?;
+    let second = compiled(&directory, "executes.c", "second", &[&options[..], &["-DOUTER_FIRST"]].concat())?;
+    let folded = directory.path().join("path.folded");
+    let output = whylate(&["run", "-o"]).arg(&folded).arg("--").arg(first).arg("2000").arg(second).output()?;
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let folded = fs::read_to_string(folded)?;
+    ensure!(folded.contains(";main;outer ") && folded.contains(";main;outer;inner "), "{folded}");
+    for line in folded.lines() {
+        let (stack, _) = line.rsplit_once(' ').context("a number")?;
+        let frames: Vec<&str> = stack.split(';').collect();
+        for pair in frames.windows(2) {
+            let caller = match pair[1] {
+                "outer" => "main",
+                "inner" => "outer",
+                _ => continue,
+            };
+            ensure!(pair[0] == caller, "{} did not call {}: {line}", pair[0], pair[1]);
+        }
     }
     Ok(())
 }
@@ -130,9 +201,13 @@ fn functions_of_a_running_process_have_their_shares() -> Result<()> {
     // Its parts are short beside the measured time, and so are even.
     let shares = [("alpha", 0.5), ("beta", 0.3), ("read", 0.2)].into();
     in_rounds(|| {
-        let output = whylate(&["-p", &worker.0.id().to_string(), "-d", "3s", "--json"]).output()?;
+        let folded = directory.path().join("time.folded");
+        let mut command = whylate(&["-p", &worker.0.id().to_string(), "-d", "3s", "--json", "-o"]);
+        let output = command.arg(&folded).output()?;
         ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        let work = serde_json::from_slice::<Report>(&output.stdout)?.work()?;
+        let report = serde_json::from_slice::<Report>(&output.stdout)?;
+        report.ensure_sums(&fs::read_to_string(&folded)?)?;
+        let work = report.work()?;
         if work.samples < MIN_SAMPLES as u64 {
             return Err(Unjudged(format!("{} samples: others had the CPUs", work.samples)).into());
         }

@@ -51,7 +51,7 @@ mod tests {
 
     #[test]
     fn sample_in_interrupt_belongs_to_what_it_came_into() {
-        let stacks = vec![RunningStack { user: vec!["main".to_owned()], ..RunningStack::default() }];
+        let stacks = vec![RunningStack { user: vec!["main".into()], ..RunningStack::default() }.into()];
         let sample = |tid, at_ns| CpuSample { tid, at_ns, ns: 1, stack: 0 };
         // The last one is in an interrupt that came into another thread.
         let samples = CpuSamples::new(vec![sample(7, 22), sample(7, 24), sample(7, 5), sample(7, 41)], stacks);

@@ -32,6 +32,10 @@ pub static OFFCPU: Card = Card {
         _ => Merging::Latest,
     },
     lost: &[
+        reason(
+            "exited",
+            "a process exited, or executed another program, before its mappings were read; its sample counts as code without names (run, -p, --comm, --cgroup)",
+        ),
         reason("holders_full", "the table of waiters and holders was full; the holder is not shown (--blocked)"),
         reason(
             "holders_unmet",
@@ -76,6 +80,10 @@ pub static OFFCPU: Card = Card {
         ),
         reason("unseen_wakers", "the waker was not seen; the wait counts as [waker not seen] (--wakers)"),
         reason("unseen_wakeups", "the start of a long wait for a CPU was not seen, so the wait is left out (--why)"),
+        reason(
+            "unwound_partly",
+            "outer frames of a running thread's stack were not found; it ends in [unwound partly] (run, -p, --comm, --cgroup)",
+        ),
     ],
     ..Card::new(
         "offcpu",

@@ -28,8 +28,8 @@ pub(super) const UNREAD: &str = "[memory did not answer]";
 /// Frame of a program that is not 64 bits wide, or of another architecture.
 pub(super) const UNREADABLE: &str =
     if cfg!(target_arch = "x86_64") { "[not a 64-bit program]" } else { "[user frames not read]" };
-/// Frame of a process that exited before its mappings were read.
-const EXITED: &str = "[exited]";
+/// Frame of a process that exited, or executed another program, before its mappings were read.
+pub(super) const EXITED: &str = "[exited]";
 
 /// The maximum number of inlined functions at one address. A file may describe any number, and recordings reject stacks of
 /// more than 4,096 frames.
@@ -47,6 +47,8 @@ pub(super) struct FrameNames {
     /// Whether files and lines are resolved too.
     lines: bool,
     has_symbolized: bool,
+    /// Symbolizes all files at once, however long it takes.
+    is_patient: bool,
     /// Time at which symbols were last looked up.
     looked_up: Option<Instant>,
 }
@@ -100,6 +102,11 @@ impl FrameNames {
         FrameNames { lines, kernel, ..FrameNames::default() }
     }
 
+    /// For callers without another chance: symbolizes all files at once, however long it takes.
+    pub(super) fn patient() -> Self {
+        FrameNames { is_patient: true, ..FrameNames::default() }
+    }
+
     /// Symbolizes user frames, by process ID and address; the flag marks the innermost frame. The returned flag says
     /// whether all were symbolized for which there is a file: the others have to be requested again.
     pub(super) fn user(
@@ -140,7 +147,7 @@ impl FrameNames {
         let mut is_whole = true;
         let is_rare = self.looked_up.replace(began).is_some_and(|before| began - before >= CLOSED_BETWEEN);
         for FileOffsets { file, elf, shown, offsets } in files {
-            let is_late = clock::thread_cpu_ns() - began_cpu_ns > max_ns;
+            let is_late = !self.is_patient && clock::thread_cpu_ns() - began_cpu_ns > max_ns;
             self.has_symbolized = true;
             match elf.filter(|_| !is_late) {
                 Some(elf) => {

@@ -43,6 +43,8 @@ pub(super) struct Process {
     is_stale: bool,
     /// Real UID of the process.
     user: u32,
+    /// Start of its stack, if known: another one is that of another program.
+    start_stack: Option<u64>,
 }
 
 /// Code of a mapping.
@@ -233,15 +235,21 @@ impl Processes {
     }
 
     /// Unwinds the user stack of a thread of which `word` has a copy. Returns the frames, innermost first, and whether the last
-    /// one is the outermost function. `known` keeps the rules that were found.
+    /// one is the outermost function. `known` keeps the rules that were found. `start_stack` identifies the program, as the
+    /// process may have executed another one since.
     pub(super) fn unwind(
         &mut self,
         of: &unknown_frame,
+        start_stack: u64,
         known: &mut HashMap<(u32, u64), Rule>,
         word: impl Fn(u64) -> Option<u64>,
     ) -> (Vec<u64>, bool) {
         let (mut ip, mut sp, mut bp) = (of.ip, of.sp, of.bp);
         let mut frames = Vec::new();
+        self.by_id.entry(of.process).or_insert_with(|| {
+            let (tgid, user, start_stack) = (of.tgid, user_of(of.tgid), Some(start_stack));
+            Arc::new(Process { tgid, user, start_stack, ..Process::default() })
+        });
         for depth in 0..offcpu_limits::MAX_FRAMES.0 {
             frames.push(ip);
             let innermost = depth == 0;
@@ -351,9 +359,15 @@ impl Processes {
     fn open(&mut self, id: u32, tgid: u32, mapping: &Mapping, before: Option<Retry>) -> Code {
         let began_cpu_ns = clock::thread_cpu_ns();
         self.code.files.take_waited();
-        let opened = self.code.open(first_thread::shown_as(tgid), mapping);
+        let shown_as = first_thread::shown_as(tgid);
+        let mut opened = self.code.open(shown_as, mapping);
+        let known = self.by_id.get(&id);
+        if known.and_then(|known| known.start_stack).is_some_and(|start| start_stack_of(shown_as) != Some(start)) {
+            // It may have a file of another program at the same addresses.
+            opened = Err(io::ErrorKind::NotFound.into());
+        }
         let cpu = Duration::from_nanos(clock::thread_cpu_ns() - began_cpu_ns);
-        let user = self.by_id.get(&id).map_or(0, |known| known.user);
+        let user = known.map_or(0, |known| known.user);
         self.budget.charge(user, cpu + self.code.files.take_waited());
         let mut is_stale = false;
         let code = match opened {
@@ -405,11 +419,14 @@ impl Processes {
         let Some(known) = self.by_id.get(&id) else { return Ok(()) };
         let mut wanted: Vec<u64> = known.code.keys().copied().chain([at]).collect();
         wanted.sort_unstable();
-        let user = known.user;
+        let (user, start_stack) = (known.user, known.start_stack);
         let read = move || {
             let began_cpu_ns = clock::thread_cpu_ns();
-            let maps = File::open(format!("/proc/{}/maps", first_thread::shown_as(tgid)));
+            let shown_as = first_thread::shown_as(tgid);
+            let maps = File::open(format!("/proc/{shown_as}/maps"));
             let mappings = maps.and_then(|maps| Mappings::read(BufReader::new(maps), &wanted));
+            let is_it = start_stack.is_none_or(|start| start_stack_of(shown_as) == Some(start));
+            let mappings = if is_it { mappings } else { Ok(Mappings::default()) };
             (mappings, Duration::from_nanos(clock::thread_cpu_ns() - began_cpu_ns))
         };
         let began = Instant::now();
@@ -421,7 +438,7 @@ impl Processes {
         self.budget.charge(user, cpu);
         self.reader_cpu += cpu;
         let mappings = match find_rules {
-            // Without the privilege, and after the process exited, there is nothing to read.
+            // Without the privilege, and after the process exited or executed another program, there is nothing to read.
             Err(error) if error.kind() != io::ErrorKind::PermissionDenied && is_alive(tgid) => {
                 let retry = Retry::after(self.unresponsive.get(&id).copied(), Instant::now());
                 self.unresponsive.insert(id, retry);
@@ -447,7 +464,7 @@ impl Processes {
         (known.read_in, known.is_stale) = (self.walk, false);
         known.next_reading = Some(Budget::next_reading(Instant::now(), took));
         let mut replaced = Vec::new();
-        // After the process exited, its earlier mappings are kept.
+        // After the process exited or executed another program, its earlier mappings are kept.
         if !mappings.list.is_empty() {
             let before = std::mem::replace(&mut known.mappings, Arc::new(mappings));
             self.kept = (self.kept + known.mappings.bytes).saturating_sub(before.bytes);
@@ -488,6 +505,13 @@ impl Processes {
 
 fn is_alive(tgid: u32) -> bool {
     Path::new(&format!("/proc/{tgid}")).exists()
+}
+
+/// Returns where the stack of a thread's program begins (proc_pid_stat(5), field 28); `None` if it cannot be read.
+fn start_stack_of(tid: u32) -> Option<u64> {
+    let stat = proc::text(format!("/proc/{tid}/task/{tid}/stat")).ok()?;
+    // The name may contain anything. The state behind it is field 3.
+    stat.rsplit_once(") ")?.1.split(' ').nth(28 - 3)?.parse().ok()
 }
 
 /// UID of a process that cannot be read. No user has it, so the process takes no room from another user's processes.

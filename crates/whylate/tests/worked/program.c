@@ -9,6 +9,11 @@
 #include <time.h>
 #include <unistd.h>
 
+// As an option, a function may be without a name in a stripped program.
+#ifndef MAYBE_STATIC
+#define MAYBE_STATIC
+#endif
+
 static volatile uint64_t sink;
 static char buffer[1 << 20];
 static int zeros;
@@ -20,7 +25,7 @@ static uint64_t cpu_ns(void)
     return now.tv_sec * 1000000000ull + now.tv_nsec;
 }
 
-__attribute__((noipa)) void alpha(void)
+MAYBE_STATIC __attribute__((noipa)) void alpha(void)
 {
     uint64_t x = sink;
     for (int i = 0; i < 100000; i++)

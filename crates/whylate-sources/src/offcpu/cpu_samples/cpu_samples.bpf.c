@@ -47,6 +47,8 @@ struct cpu_sample {
 	u64 at_ns;
 	/* Distinguishes a process from later ones with its PID. */
 	u64 started_ns;
+	/* Where its stack begins, which differs after an exec. */
+	u64 start_stack;
 	/* User registers: those saved when the thread entered the kernel. */
 	u64 ip;
 	u64 sp;
@@ -211,6 +213,7 @@ static __always_inline void send_sample(void *ctx, struct task_struct *task, u64
 		sample->syscall = syscall_of(task);
 	sample->has_user_frames = bpf_core_field_exists(regs->ip) && (u16)regs->cs == X86_USER_CS;
 	if (sample->has_user_frames) {
+		sample->start_stack = BPF_CORE_READ(task, mm, start_stack);
 		sample->ip = regs->ip;
 		sample->sp = regs->sp;
 		sample->bp = regs->bp;

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::mem::take;
+use std::sync::Arc;
 
 use whylate_model::name::cut;
 use whylate_model::work::{CpuSample, CpuSamples, RunningStack};
@@ -13,7 +14,7 @@ use crate::kernel::pid_namespace;
 use crate::kernel::symbols::KernelSymbols;
 use crate::kernel::syscalls;
 use crate::offcpu::CallGraph;
-use crate::offcpu::names::{FrameNames, UNREADABLE, UNWOUND_PARTLY};
+use crate::offcpu::names::{EXITED, FrameNames, UNREADABLE, UNWOUND_PARTLY};
 use crate::offcpu::process::Processes;
 use crate::offcpu::rules::Rule;
 use crate::offcpu::skel::types::unknown_frame;
@@ -53,6 +54,21 @@ struct PendingStack {
     end: Option<&'static str>,
 }
 
+/// Number of samples that name less than they could, by reason.
+#[derive(Debug, Default)]
+struct Lost {
+    /// Names for which there was no room.
+    names_full: u64,
+    /// Files of which not all names could be read.
+    unread_files: u64,
+    /// Stacks for which there was no room: the innermost frames are kept.
+    stacks_full: u64,
+    /// User code of processes that exited, or executed another program, before their mappings were read.
+    exited: u64,
+    /// Stacks without their outer frames.
+    unwound_partly: u64,
+}
+
 /// Unwinds and collects samples.
 pub(super) struct Gather {
     processes: Processes,
@@ -63,7 +79,7 @@ pub(super) struct Gather {
     names: FrameNames,
     numbers: HashMap<String, u32>,
     names_bytes: usize,
-    names_lost: u64,
+    lost: Lost,
     stacks: HashMap<NumberedStack, u32>,
     samples: Vec<CpuSample>,
     pending: Vec<PendingStack>,
@@ -77,7 +93,7 @@ pub(super) struct Gather {
 pub(super) struct Gathered {
     samples: Vec<CpuSample>,
     stacks: Vec<NumberedStack>,
-    names: Vec<String>,
+    names: Vec<Arc<str>>,
     pub(super) lost: Vec<(&'static str, u64)>,
 }
 
@@ -88,10 +104,10 @@ impl Gather {
             rules: HashMap::new(),
             ids: HashMap::new(),
             next_id: 0,
-            names: FrameNames::new(false, KernelSymbols::default()),
+            names: FrameNames::patient(),
             numbers: HashMap::new(),
             names_bytes: 0,
-            names_lost: 0,
+            lost: Lost::default(),
             stacks: HashMap::new(),
             samples: Vec::new(),
             pending: Vec::new(),
@@ -122,12 +138,15 @@ impl Gather {
         let copy = record.get(size_of::<cpu_sample>()..).unwrap_or_default();
         let process = self.process_of(&sample);
         let (mut user, mut end) = (Vec::new(), Some(UNREADABLE));
-        if sample.has_user_frames != 0 {
+        // The registers of a thread that executes a program are those of the program before, whose memory is gone.
+        if matches!(sample.syscall.into(), libc::SYS_execve | libc::SYS_execveat) {
+            end = None;
+        } else if sample.has_user_frames != 0 {
             let tgid = if self.has_proc { sample.tgid } else { 0 };
             let (ip, sp, bp) = (sample.ip, sample.sp, sample.bp);
             let of = unknown_frame { ip, sp, bp, process, tgid, ..unknown_frame::default() };
             let word = |at: u64| word_at(copy, sp & !7, at);
-            let (frames, is_whole) = self.processes.unwind(&of, &mut self.rules, word);
+            let (frames, is_whole) = self.processes.unwind(&of, sample.start_stack, &mut self.rules, word);
             (user, end) = (frames, (!is_whole).then_some(UNWOUND_PARTLY));
         }
         let kernel = sample.kernel.iter().copied().take(sample.kernel_frames as usize).take_while(|at| *at != 0);
@@ -182,12 +201,17 @@ impl Gather {
         };
         let wanted: BTreeSet<(u32, u64, bool)> = pending.iter().flat_map(frames).collect();
         let (named, _) = self.names.user(&wanted, &memory);
+        self.lost.unread_files += memory.values().map(|process| process.take_unread()).sum::<u64>();
         for stack in &pending {
             let mut user = Vec::with_capacity(stack.user.len());
             for frame in frames(stack) {
                 let names = named.get(&frame).map_or(&[][..], Vec::as_slice);
                 user.extend(names.iter().map(|name| self.number_of(name)));
             }
+            let is_exited = |frame: &(u32, u64, bool)| named.get(frame).is_some_and(|names| names[0] == EXITED);
+            let (is_user_code, has_exited) = (stack.kernel.is_empty(), frames(stack).first().is_some_and(is_exited));
+            self.lost.exited += u64::from(is_user_code && has_exited);
+            self.lost.unwound_partly += u64::from(!has_exited && stack.end == Some(UNWOUND_PARTLY));
             user.extend(stack.end.map(|end| self.number_of(end)));
             self.samples[stack.sample].stack = self.stack_of(stack.syscall, &stack.kernel, user);
         }
@@ -199,7 +223,7 @@ impl Gather {
         }
         let name = cut(name.to_owned(), MAX_NAME);
         let has_room = self.names_bytes + name.len() <= MAX_NAMES_BYTES;
-        self.names_lost += u64::from(!has_room);
+        self.lost.names_full += u64::from(!has_room);
         let name = if has_room { name } else { NO_ROOM.to_owned() };
         let next = self.numbers.len() as u32;
         let bytes = name.len();
@@ -214,6 +238,7 @@ impl Gather {
         if self.stacks.len() >= MAX_STACKS && !self.stacks.contains_key(&stack) {
             stack.kernel.truncate(1);
             stack.user.truncate(1);
+            self.lost.stacks_full += 1;
         }
         let next = self.stacks.len() as u32;
         *self.stacks.entry(stack).or_insert(next)
@@ -228,11 +253,17 @@ impl Gather {
         names.sort_unstable_by_key(|(at, _)| *at);
         let mut lost = lost;
         lost.extend(self.processes.take_lost());
-        lost.push(("names_full", self.names_lost));
+        lost.extend([
+            ("unread_files", self.lost.unread_files),
+            ("names_full", self.lost.names_full),
+            ("stacks_full", self.lost.stacks_full),
+            ("exited", self.lost.exited),
+            ("unwound_partly", self.lost.unwound_partly),
+        ]);
         Gathered {
             samples: self.samples,
             stacks: stacks.into_iter().map(|(_, stack)| stack).collect(),
-            names: names.into_iter().map(|(_, name)| name).collect(),
+            names: names.into_iter().map(|(_, name)| name.into()).collect(),
             lost,
         }
     }
@@ -249,12 +280,14 @@ impl Gathered {
     pub(super) fn named(self, kernel: &mut KernelSymbols) -> CpuSamples {
         let addresses: BTreeSet<u64> = self.stacks.iter().flat_map(|stack| &stack.kernel).copied().collect();
         kernel.look_up_all(&addresses);
-        let stacks = self.stacks.iter().map(|stack| RunningStack {
-            syscall: syscalls::name(stack.syscall),
-            kernel: stack.kernel.iter().map(|&at| plain(kernel.name(at)).to_owned()).collect(),
-            user: stack.user.iter().filter_map(|&at| self.names.get(at as usize).cloned()).collect(),
+        let of_kernel: HashMap<u64, Arc<str>> = addresses.iter().map(|&at| (at, plain(kernel.name(at)).into())).collect();
+        let stacks = self.stacks.iter().map(|stack| {
+            Arc::new(RunningStack {
+                syscall: syscalls::name(stack.syscall),
+                kernel: stack.kernel.iter().filter_map(|at| of_kernel.get(at).cloned()).collect(),
+                user: stack.user.iter().filter_map(|&at| self.names.get(at as usize).cloned()).collect(),
+            })
         });
-        let stacks = stacks.collect();
-        CpuSamples::new(self.samples, stacks)
+        CpuSamples::new(self.samples, stacks.collect())
     }
 }

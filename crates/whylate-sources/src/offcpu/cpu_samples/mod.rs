@@ -4,7 +4,7 @@
 //! A timer on each CPU interrupts whatever runs there, and a BPF program sends the stacks of the program's threads. A separate
 //! thread unwinds them at once, as processes may be short: with the mappings, files and unwind information that serve for
 //! sleeping threads too. All of it takes at most 0.5 % of one CPU ([`rate`]), except that files are read once when they are
-//! first seen, and that names are looked up at the end.
+//! first seen, and that names are looked up at the end. Samples that name less than they could are counted by reason.
 
 mod gather;
 mod rate;

@@ -121,7 +121,7 @@ mod tests {
             part("cc1", User, Some("rare"), 9),
         ];
         let samples = parts.iter().map(|part| part.samples).sum();
-        let work = Work { ns: samples * 1_000, samples, parts, stacks: Vec::new() };
+        let work = Work { ns: samples * 1_000, samples, parts, ..Work::default() };
         assert_eq!(
             sentence(&work, 1_000_000).as_deref(),
             Some(
@@ -147,7 +147,7 @@ mod tests {
             ns: samples * 1_000,
             samples,
             parts: vec![part("cc1", WorkKind::User, Some("main"), samples)],
-            stacks: Vec::new(),
+            ..Work::default()
         };
         assert_eq!(sentence(&work(19), 20_000), None);
         assert_eq!(sentence(&work(20), 20_000).as_deref(), Some("Worked 100% (20 samples): cc1 100% (100% in main)."));

@@ -76,9 +76,9 @@ mod tests {
     #[test]
     fn graph_has_work_and_waits() {
         const MS: u64 = 1_000_000;
-        let stack = RunningStack { user: vec!["parse".to_owned(), "main".to_owned()], ..RunningStack::default() };
+        let stack = RunningStack { user: vec!["parse".into(), "main".into()], ..RunningStack::default() };
         let work =
-            Work { ns: 40 * MS, samples: 40, stacks: vec![("web".to_owned(), stack, 40 * MS)], ..Work::default() };
+            Work { ns: 40 * MS, samples: 40, stacks: vec![("web".to_owned(), stack.into(), 40 * MS)], ..Work::default() };
         let segment = PathSegment {
             ns: 30 * MS,
             kind: CauseKind::Running,

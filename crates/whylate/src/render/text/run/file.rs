@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::path::Path;
+use std::sync::Arc;
 
 use serde_json::json;
 use whylate_model::CauseKind;
@@ -128,7 +129,7 @@ fn split(frames: Vec<Frame>, ns: u64, thread: &str, work: Option<&Work>, stacks:
 
 /// Returns the frames of a running thread's stack, outermost first.
 pub(crate) fn functions(stack: &RunningStack) -> impl Iterator<Item = Frame> {
-    let of = |kind| move |name: &String| Frame::new(kind, name);
+    let of = |kind| move |name: &Arc<str>| Frame::new(kind, name);
     let has_both = !stack.user.is_empty() && !stack.kernel.is_empty();
     let between = has_both.then(|| Frame::new(Kind::Between, BETWEEN));
     let user = stack.user.iter().rev().map(of(Kind::User));
@@ -208,11 +209,11 @@ mod tests {
     #[test]
     fn work_is_split_by_stacks() {
         let stack = |user: &[&str], kernel: &[&str]| RunningStack {
-            user: user.iter().map(|&name| name.to_owned()).collect(),
-            kernel: kernel.iter().map(|&name| name.to_owned()).collect(),
+            user: user.iter().map(|&name| name.into()).collect(),
+            kernel: kernel.iter().map(|&name| name.into()).collect(),
             ..RunningStack::default()
         };
-        let of = |thread: &str, stack, ms: u64| (thread.to_owned(), stack, ms * 1_000_000);
+        let of = |thread: &str, stack, ms: u64| (thread.to_owned(), Arc::new(stack), ms * 1_000_000);
         let stacks = vec![
             of("cc1", stack(&["parse", "main"], &[]), 6),
             of("cc1", stack(&["read", "main"], &["vfs_read"]), 3),
