@@ -34,7 +34,7 @@ pub static OFFCPU: Card = Card {
     lost: &[
         reason(
             "exited",
-            "a process exited, or executed another program, before its mappings were read; its sample counts as code without names (run, -p, --comm, --cgroup)",
+            "a process exited, or ran another program, before its mappings were read; its sample has no names (run, -p)",
         ),
         reason("holders_full", "the table of waiters and holders was full; the holder is not shown (--blocked)"),
         reason(
@@ -55,7 +55,7 @@ pub static OFFCPU: Card = Card {
         reason("rules_full", "there was no room for a frame's unwind rule; the stack ends in [unwound partly]"),
         reason(
             "samples_full",
-            "a running thread's sample found no room; it counts for no function (run, -p, --comm, --cgroup)",
+            "a running thread's sample found no room; it counts for no function (run, -p)",
         ),
         reason("stacks_full", "the table of stacks was full"),
         reason("threads_full", "the table of threads was full"),
@@ -82,7 +82,7 @@ pub static OFFCPU: Card = Card {
         reason("unseen_wakeups", "the start of a long wait for a CPU was not seen, so the wait is left out (--why)"),
         reason(
             "unwound_partly",
-            "outer frames of a running thread's stack were not found; it ends in [unwound partly] (run, -p, --comm, --cgroup)",
+            "outer frames of a running thread were not found; its stack ends in [unwound partly] (run, -p)",
         ),
     ],
     ..Card::new(

@@ -35,11 +35,27 @@ enum {
 	X86_USER_CS = 0x33,
 };
 
+/* Bits of task_struct.flags (include/linux/sched.h). */
+enum {
+	PF_USER_WORKER = 0x4000,
+	PF_KTHREAD = 0x200000,
+};
+
 /* Samples that could not be counted, by reason. */
 enum lost_sample {
 	/* No room in the ring buffer. */
 	LOST_SAMPLES,
 	LOST_SAMPLE_REASONS,
+};
+
+/* Code of a thread outside the kernel. */
+enum user_code {
+	/* A kernel thread, or one that works for a program in the kernel. */
+	NO_USER_CODE,
+	/* A 32-bit program, or an architecture whose stacks are not unwound. */
+	OTHER_USER_CODE,
+	/* Its registers and stack are in the sample. */
+	UNWINDABLE_USER_CODE,
 };
 
 /* A thread that ran when the timer of its CPU expired. */
@@ -61,8 +77,7 @@ struct cpu_sample {
 	/* -1: none. */
 	s32 syscall;
 	u32 kernel_frames;
-	/* It is a 64-bit program of an architecture whose stacks are unwound. */
-	u32 has_user_frames;
+	enum user_code user_code;
 	u64 kernel[KERNEL_FRAMES];
 };
 
@@ -88,6 +103,7 @@ struct {
 	struct cpu_sample cpu_sample;
 	enum cpu_sample_limits cpu_sample_limits;
 	enum lost_sample lost_sample;
+	enum user_code user_code;
 } layouts = {};
 
 /* In the first PID namespace; 0: all. */
@@ -211,8 +227,11 @@ static __always_inline void send_sample(void *ctx, struct task_struct *task, u64
 	sample->kernel_frames = bytes > 0 ? (u64)bytes / 8 : 0;
 	if (sample->kernel_frames)
 		sample->syscall = syscall_of(task);
-	sample->has_user_frames = bpf_core_field_exists(regs->ip) && (u16)regs->cs == X86_USER_CS;
-	if (sample->has_user_frames) {
+	sample->user_code = NO_USER_CODE;
+	if (!(task->flags & (PF_KTHREAD | PF_IO_WORKER | PF_USER_WORKER)))
+		sample->user_code = OTHER_USER_CODE;
+	if (sample->user_code && bpf_core_field_exists(regs->ip) && (u16)regs->cs == X86_USER_CS) {
+		sample->user_code = UNWINDABLE_USER_CODE;
 		sample->start_stack = BPF_CORE_READ(task, mm, start_stack);
 		sample->ip = regs->ip;
 		sample->sp = regs->sp;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use whylate_model::name::cut;
 use whylate_model::work::{CpuSample, CpuSamples, RunningStack};
 
-use super::skel::types::cpu_sample;
+use super::skel::types::{cpu_sample, user_code};
 use crate::kernel::attach::read_plain;
 use crate::kernel::pid_namespace;
 use crate::kernel::symbols::KernelSymbols;
@@ -139,9 +139,10 @@ impl Gather {
         let process = self.process_of(&sample);
         let (mut user, mut end) = (Vec::new(), Some(UNREADABLE));
         // The registers of a thread that executes a program are those of the program before, whose memory is gone.
-        if matches!(sample.syscall.into(), libc::SYS_execve | libc::SYS_execveat) {
+        let executes = matches!(sample.syscall.into(), libc::SYS_execve | libc::SYS_execveat);
+        if executes || sample.user_code == user_code::NO_USER_CODE {
             end = None;
-        } else if sample.has_user_frames != 0 {
+        } else if sample.user_code == user_code::UNWINDABLE_USER_CODE {
             let tgid = if self.has_proc { sample.tgid } else { 0 };
             let (ip, sp, bp) = (sample.ip, sample.sp, sample.bp);
             let of = unknown_frame { ip, sp, bp, process, tgid, ..unknown_frame::default() };
