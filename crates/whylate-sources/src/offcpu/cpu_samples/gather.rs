@@ -212,8 +212,11 @@ impl Gather {
             let is_exited = |frame: &(u32, u64, bool)| named.get(frame).is_some_and(|names| names[0] == EXITED);
             let (is_user_code, has_exited) = (stack.kernel.is_empty(), frames(stack).first().is_some_and(is_exited));
             self.lost.exited += u64::from(is_user_code && has_exited);
-            self.lost.unwound_partly += u64::from(!has_exited && stack.end == Some(UNWOUND_PARTLY));
-            user.extend(stack.end.map(|end| self.number_of(end)));
+            // The dynamic linker's has no unwind information.
+            let begins = frames(stack).last().and_then(|frame| named.get(frame)).and_then(|names| names.last());
+            let end = stack.end.filter(|_| begins.is_none_or(|begins| begins != "_start"));
+            self.lost.unwound_partly += u64::from(!has_exited && end == Some(UNWOUND_PARTLY));
+            user.extend(end.map(|end| self.number_of(end)));
             self.samples[stack.sample].stack = self.stack_of(stack.syscall, &stack.kernel, user);
         }
     }
