@@ -7,14 +7,15 @@ use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
 
 use gimli::{
-    BaseAddresses, CfaRule, EhFrame, EhFrameHdr, EhFrameOffset, EndianSlice, LittleEndian, Operation, Register,
-    RegisterRule, UnwindContext, UnwindSection, UnwindTableRow,
+    BaseAddresses, CfaRule, EhFrameHdr, EhFrameOffset, EndianSlice, LittleEndian, Operation, Register, RegisterRule,
+    UnwindContext, UnwindSection, UnwindTableRow,
 };
 use object::Endianness;
 use object::elf::{ProgramHeader64, SectionHeader64};
 use object::read::elf::{FileHeader as _, ProgramHeader as _, SectionHeader as _};
 use rustix::fs::{MemfdFlags, memfd_create};
 
+use super::eh_frame::{EhFrame, Function};
 use super::nesting::{Section, is_moderate};
 use super::rules::{BP_KEPT, Rule};
 use super::skel::types::rule_base;
@@ -30,11 +31,9 @@ const DEBUG_LINKS: [&str; 3] = [".gnu_debuglink", ".gnu_debugaltlink", ".debug_s
 const SYMBOL_SECTIONS: [&str; 5] = [".symtab", ".strtab", ".dynsym", ".dynstr", ".shstrtab"];
 /// Maximum compression ratio of deflate.
 const MAX_DEFLATE_RATIO: u64 = 1_100;
-/// Maximum bytes of headers, unwind table and `.eh_frame`, and of one entry: far above what compilers write.
+/// Maximum bytes of headers and unwind table: far above what compilers write.
 const MAX_HEADERS: u64 = 8 << 20;
 const MAX_TABLE: u64 = 8 << 20;
-const MAX_FRAMES: u64 = 48 << 20;
-const MAX_ENTRY: usize = 1 << 20;
 /// Maximum bytes read of a file's symbols, and with line information.
 const MAX_NAMES: u64 = 32 << 20;
 const MAX_LINES: u64 = 256 << 20;
@@ -80,7 +79,7 @@ enum Unwind {
 /// `.eh_frame_hdr` and `.eh_frame` with their addresses, and the address of `.text`.
 struct UnwindSections {
     table: (Vec<u8>, u64),
-    frames: (Vec<u8>, u64),
+    frames: (EhFrame, u64),
     text: u64,
 }
 
@@ -144,13 +143,10 @@ impl Elf {
         let range = |section: &SectionHeader64<Endianness>| (section.sh_offset(endian), section.sh_size(endian));
         let unwind = match (find(".eh_frame_hdr"), find(".eh_frame"), find(".text")) {
             (Some(table), Some(frames), Some(text)) => {
-                let section = |section: &SectionHeader64<Endianness>, max| {
-                    let (offset, bytes) = range(section);
-                    Some((read(file, offset, bytes, max)?, section.sh_addr(endian)))
-                };
+                let ((table_offset, table_bytes), (offset, bytes)) = (range(table), range(frames));
                 Unwind::By(UnwindSections {
-                    table: section(table, MAX_TABLE)?,
-                    frames: section(frames, MAX_FRAMES)?,
+                    table: (read(file, table_offset, table_bytes, MAX_TABLE)?, table.sh_addr(endian)),
+                    frames: (EhFrame::read(file, offset, bytes)?, frames.sh_addr(endian)),
                     text: text.sh_addr(endian),
                 })
             }
@@ -202,7 +198,7 @@ impl Elf {
     /// Returns the memory that this takes, in bytes.
     pub(super) fn bytes(&self) -> u64 {
         let unwind = match &self.unwind {
-            Unwind::By(sections) => sections.table.0.len() + sections.frames.0.len(),
+            Unwind::By(sections) => sections.table.0.len() + sections.frames.0.memory(),
             Unwind::ByFramePointers => 0,
         };
         (size_of::<Self>() + unwind + self.names.as_ref().map_or(0, |names| names.bytes.len())) as u64
@@ -274,12 +270,10 @@ impl Elf {
         // gimli's difference of these two overflows if a table points below the section.
         let frames_begin = parsed.eh_frame_ptr().direct().ok()?;
         let at = usize::try_from(table.lookup(address, &bases).ok()?.direct().ok()?.checked_sub(frames_begin)?).ok()?;
-        let function = entry(frames, at)?;
-        // The CIE pointer: distance back from its own position to the CIE.
-        let back = u32::from_le_bytes(function.get(4..8)?.try_into().ok()?);
-        entry(frames, (at + 4).checked_sub(usize::try_from(back).ok()?)?)?;
-        let frames = EhFrame::new(frames, LittleEndian);
-        let entry = frames.fde_from_offset(&bases, EhFrameOffset(at), EhFrame::cie_from_offset).ok()?;
+        let Function { bytes, at, moved } = frames.function(at)?;
+        let bases = bases.set_eh_frame(frames_at.wrapping_add(moved));
+        let frames = gimli::EhFrame::new(&bytes, LittleEndian);
+        let entry = frames.fde_from_offset(&bases, EhFrameOffset(at), gimli::EhFrame::cie_from_offset).ok()?;
         let mut context = UnwindContext::new();
         rule_of(entry.unwind_info_for_address(&frames, &bases, &mut context, address).ok()?, &frames)
     }
@@ -293,13 +287,6 @@ pub(super) enum SymbolSource {
         copy: File,
         has_lines: bool,
     },
-}
-
-/// Returns an entry of `.eh_frame` (CIE or FDE) with its length field; `None` if it is longer than any compiler writes.
-fn entry(frames: &[u8], at: usize) -> Option<&[u8]> {
-    let entry = frames.get(at..)?;
-    let length = u32::from_le_bytes(entry.get(..4)?.try_into().ok()?) as usize;
-    entry.get(..length.checked_add(4).filter(|length| *length <= MAX_ENTRY)?)
 }
 
 impl Compressed {
@@ -346,7 +333,7 @@ fn debug_file(id: &[u8]) -> Option<PathBuf> {
     path.is_file().then_some(path)
 }
 
-fn rule_of(row: &UnwindTableRow<usize>, frames: &EhFrame<Bytes<'_>>) -> Option<Rule> {
+fn rule_of(row: &UnwindTableRow<usize>, frames: &gimli::EhFrame<Bytes<'_>>) -> Option<Rule> {
     match row.register(RETURN_ADDRESS) {
         Some(RegisterRule::Offset(-8)) => {}
         // The outermost function of a thread has an undefined return address.
@@ -376,7 +363,7 @@ fn rule_of(row: &UnwindTableRow<usize>, frames: &EhFrame<Bytes<'_>>) -> Option<R
 
 /// Returns the rule of a function that realigns its stack, as GCC writes it: the CFA is stored below the saved frame
 /// pointer.
-fn aligned(row: &UnwindTableRow<usize>, frames: &EhFrame<Bytes<'_>>) -> Option<Rule> {
+fn aligned(row: &UnwindTableRow<usize>, frames: &gimli::EhFrame<Bytes<'_>>) -> Option<Rule> {
     let CfaRule::Expression(expression) = row.cfa() else { return None };
     match *operations(expression.get(frames).ok()?.0).as_slice() {
         [(BP, offset, true)] => {
@@ -452,6 +439,22 @@ mod tests {
         assert_eq!((entered.base, entered.cfa_offset), (rule_base::RULE_SP, 8), "{entered:?}");
         let inside = elf.rule_at(offset + 64);
         assert!([rule_base::RULE_SP, rule_base::RULE_BP].contains(&inside.base), "{inside:?}");
+    }
+
+    #[test]
+    fn compressed_section_yields_same_rules() {
+        let mut elf = opened(&own_program());
+        let offset = offset_of(opened as *const (), &elf);
+        let rules = |elf: &Elf| -> Vec<(u32, i32, i32)> {
+            let rules = (offset..offset + 400_000).step_by(99).map(|at| elf.rule_at(at));
+            rules.map(|rule| (rule.base.0, rule.cfa_offset, rule.bp_offset)).collect()
+        };
+        let compressed = rules(&elf);
+        let Unwind::By(sections) = &mut elf.unwind else { panic!("it has a table") };
+        assert!(matches!(sections.frames.0, EhFrame::Compressed(_)), "it is too small");
+        sections.frames.0 = EhFrame::Whole(sections.frames.0.part(0, usize::MAX).expect("valid").into_owned());
+        assert_eq!(rules(&elf), compressed);
+        assert!(compressed.iter().any(|(base, ..)| *base != rule_base::RULE_BROKEN.0));
     }
 
     #[test]

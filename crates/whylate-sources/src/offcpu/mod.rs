@@ -13,6 +13,7 @@ mod choice;
 mod code_files;
 pub mod cpu_samples;
 mod disks;
+mod eh_frame;
 mod elf;
 mod explained;
 #[cfg(feature = "fuzzing")]
