@@ -50,7 +50,10 @@ impl Report {
             lines.map(|line| Ok(line.rsplit_once(' ').context("a number")?.1.parse::<u64>()?)).sum()
         };
         let error_us = folded.lines().count() as u64;
-        let all = [(sum(&|_| true)?, self.elapsed_ns.or(self.total_ns)), (sum(&|line| line.starts_with("on CPU"))?, self.on_cpu_ns)];
+        let all = [
+            (sum(&|_| true)?, self.elapsed_ns.or(self.total_ns)),
+            (sum(&|line| line.starts_with("on CPU"))?, self.on_cpu_ns),
+        ];
         for (sum_us, ns) in all {
             let us = ns.map_or(sum_us, |ns| ns / 1000);
             ensure!(us > 0 || ns.is_none(), "no time: {self:?}");

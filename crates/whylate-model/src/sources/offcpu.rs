@@ -53,10 +53,7 @@ pub static OFFCPU: Card = Card {
             "a wait, or the start of a program, counts for none of the programs held up: too many threads, names or kinds",
         ),
         reason("rules_full", "there was no room for a frame's unwind rule; the stack ends in [unwound partly]"),
-        reason(
-            "samples_full",
-            "a running thread's sample found no room; it counts for no function (run, -p)",
-        ),
+        reason("samples_full", "a running thread's sample found no room; it counts for no function (run, -p)"),
         reason("stacks_full", "the table of stacks was full"),
         reason("threads_full", "the table of threads was full"),
         reason("torn", "the thread ran while its stack was read; its time counts without a stack"),

@@ -284,7 +284,8 @@ impl Gathered {
     pub(super) fn named(self, kernel: &mut KernelSymbols) -> CpuSamples {
         let addresses: BTreeSet<u64> = self.stacks.iter().flat_map(|stack| &stack.kernel).copied().collect();
         kernel.look_up_all(&addresses);
-        let of_kernel: HashMap<u64, Arc<str>> = addresses.iter().map(|&at| (at, plain(kernel.name(at)).into())).collect();
+        let of_kernel: HashMap<u64, Arc<str>> =
+            addresses.iter().map(|&at| (at, plain(kernel.name(at)).into())).collect();
         let stacks = self.stacks.iter().map(|stack| {
             Arc::new(RunningStack {
                 syscall: syscalls::name(stack.syscall),

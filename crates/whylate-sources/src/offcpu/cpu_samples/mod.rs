@@ -118,6 +118,8 @@ struct Sampling {
     rate: Rate,
     /// CPU time of the thread when it began to sample.
     began_cpu_ns: u64,
+    /// CPU time of the thread while no sample came.
+    idle_ns: u64,
     gather: gather::Gather,
 }
 
@@ -149,12 +151,14 @@ impl Sampling {
         // Processes may be short. Without the privilege, some of them have no names.
         let _ = priority::favour(0);
         let began_cpu_ns = clock::thread_cpu_ns();
-        Ok(Sampling { skeleton, timers, woken, records, lost, rate, began_cpu_ns, gather: gather::Gather::new() })
+        let gather = gather::Gather::new();
+        Ok(Sampling { skeleton, timers, woken, records, lost, rate, began_cpu_ns, idle_ns: 0, gather })
     }
 
     /// Reads samples until they are asked for, or nobody can ask any more.
     fn run(mut self, asked: &Receiver<Sender<anyhow::Result<Gathered>>>) {
         let mut updated_ns = clock::monotonic_ns();
+        let mut cpu_ns = self.began_cpu_ns;
         loop {
             match asked.try_recv() {
                 // The caller may have timed out.
@@ -166,7 +170,10 @@ impl Sampling {
             if self.records.poll_with(&self.woken, POLL_INTERVAL).is_err() {
                 std::thread::sleep(POLL_INTERVAL);
             }
-            self.take_in();
+            let has_samples = self.take_in();
+            let now_cpu_ns = clock::thread_cpu_ns();
+            self.idle_ns += if has_samples { 0 } else { now_cpu_ns.saturating_sub(cpu_ns) };
+            cpu_ns = now_cpu_ns;
             let now_ns = clock::monotonic_ns();
             if now_ns.saturating_sub(updated_ns) >= RATE_INTERVAL_NS {
                 updated_ns = now_ns;
@@ -175,8 +182,9 @@ impl Sampling {
         }
     }
 
-    fn take_in(&mut self) {
-        let Some(mut record) = self.records.next() else { return };
+    /// Takes in what was read. Returns whether there was a sample.
+    fn take_in(&mut self) -> bool {
+        let Some(mut record) = self.records.next() else { return false };
         self.gather.begin();
         loop {
             self.gather.add(&record, self.rate.period_ns());
@@ -186,13 +194,14 @@ impl Sampling {
             }
         }
         self.gather.make_room();
+        true
     }
 
     fn update_rate(&mut self, now_ns: u64) {
         let in_program_ns = self.skeleton.maps.bss_data.as_deref().map_or(0, |variables| variables.spent_ns);
         let own_ns = clock::thread_cpu_ns().saturating_sub(self.began_cpu_ns) + self.gather.other_cpu_ns();
         let before_ns = self.rate.period_ns();
-        self.rate.update(now_ns, in_program_ns + own_ns);
+        self.rate.update(now_ns, in_program_ns + own_ns, self.idle_ns);
         if self.rate.period_ns() != before_ns {
             // A timer of a CPU that is offline keeps its period.
             self.timers.iter().for_each(|timer| drop(set_period(timer, self.rate.period_ns())));

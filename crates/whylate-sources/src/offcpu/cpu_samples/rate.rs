@@ -26,6 +26,8 @@ pub(super) struct Rate {
     /// Time, and CPU time without interrupts, at the last update.
     at_ns: u64,
     used_ns: u64,
+    /// Part of it without a sample.
+    idle_ns: u64,
     /// CPU time so far, interrupts included.
     spent_ns: f64,
 }
@@ -37,26 +39,31 @@ impl Rate {
         let expiry_ns = interrupt_ns + PRESUMED_NS;
         let cpus = cpus.max(1) as f64;
         let period_ns = affordable(expiry_ns * cpus, BUDGET_PPM);
-        let (began_ns, used_ns, spent_ns) = (at_ns, 0, 0.0);
-        Rate { cpus, interrupt_ns, period_ns, expiry_ns, began_ns, at_ns, used_ns, spent_ns }
+        let (began_ns, used_ns, idle_ns, spent_ns) = (at_ns, 0, 0, 0.0);
+        Rate { cpus, interrupt_ns, period_ns, expiry_ns, began_ns, at_ns, used_ns, idle_ns, spent_ns }
     }
 
     pub(super) fn period_ns(&self) -> u64 {
         self.period_ns
     }
 
-    /// Sets the period by the CPU time that was used until now, without interrupts.
-    pub(super) fn update(&mut self, at_ns: u64, used_ns: u64) {
+    /// Sets the period by the CPU time that was used until now, without interrupts. `idle_ns` of it brought no sample, and
+    /// does not depend on the period.
+    pub(super) fn update(&mut self, at_ns: u64, used_ns: u64, idle_ns: u64) {
         let expiries = at_ns.saturating_sub(self.at_ns) as f64 / self.period_ns as f64 * self.cpus;
         if expiries < 1.0 {
             return;
         }
         let now_ns = used_ns.saturating_sub(self.used_ns) as f64 + expiries * self.interrupt_ns;
         self.spent_ns += now_ns;
-        (self.at_ns, self.used_ns) = (at_ns, used_ns);
-        self.expiry_ns = 0.75 * self.expiry_ns + 0.25 * now_ns / expiries;
-        let debt_ns = self.spent_ns - at_ns.saturating_sub(self.began_ns) as f64 * BUDGET_PPM / 1e6;
-        let budget_ppm = (BUDGET_PPM - debt_ns.max(0.0) / REPAID_IN_NS * 1e6).max(LEFT_IN_DEBT_PPM);
+        let of_samples_ns = (now_ns - idle_ns.saturating_sub(self.idle_ns) as f64).max(0.0);
+        (self.at_ns, self.used_ns, self.idle_ns) = (at_ns, used_ns, idle_ns);
+        self.expiry_ns = 0.75 * self.expiry_ns + 0.25 * of_samples_ns / expiries;
+        let whole_ns = at_ns.saturating_sub(self.began_ns) as f64;
+        let idle_ppm = idle_ns as f64 * 1e6 / whole_ns;
+        let debt_ns = self.spent_ns - whole_ns * BUDGET_PPM / 1e6;
+        let budget_ppm = BUDGET_PPM - idle_ppm - debt_ns.max(0.0) / REPAID_IN_NS * 1e6;
+        let budget_ppm = budget_ppm.max(LEFT_IN_DEBT_PPM);
         let wanted_ns = affordable(self.expiry_ns * self.cpus, budget_ppm) as f64;
         let before_ns = self.period_ns as f64;
         self.period_ns = wanted_ns.clamp(before_ns / MAX_STEP, before_ns * MAX_STEP) as u64;
@@ -84,7 +91,7 @@ mod tests {
             let expiries = cpus as f64 * STEP_NS as f64 / rate.period_ns() as f64;
             used_ns += (expiries * sample_ns as f64) as u64;
             interrupts_ns += expiries * interrupt_ns as f64;
-            rate.update(at_ns, used_ns);
+            rate.update(at_ns, used_ns, 0);
         }
         (rate.period_ns(), (used_ns as f64 + interrupts_ns) * 1e6 / at_ns as f64)
     }
@@ -107,7 +114,24 @@ mod tests {
         let (_, ppm) = run(2, 14_000, 40_000, 100_000_000, 60);
         assert!(ppm < BUDGET_PPM * 1.1, "{ppm} ppm");
         let mut rate = Rate::new(2, 14_000, 0);
-        (1..=8).for_each(|step| rate.update(step * STEP_NS, 100_000_000));
+        (1..=8).for_each(|step| rate.update(step * STEP_NS, 100_000_000, 0));
         assert!(rate.period_ns() < 200_000_000, "a command of a few seconds is still sampled: {rate:?}");
+    }
+
+    #[test]
+    fn time_without_samples_is_no_time_of_samples() {
+        let mut rate = Rate::new(2, 1_500, 0);
+        // 0.3 % of a CPU, and samples of 10 us.
+        let (mut idle_ns, mut used_ns) = (0, 0);
+        for step in 1..=60 {
+            idle_ns += STEP_NS * 3 / 1_000;
+            used_ns += STEP_NS * 3 / 1_000 + 2 * STEP_NS / rate.period_ns() * 10_000;
+            rate.update(step * STEP_NS, used_ns, idle_ns);
+        }
+        assert!(rate.period_ns() < 13_000_000, "{rate:?}");
+        // More than the budget: what is left in debt remains.
+        let mut rate = Rate::new(2, 1_500, 0);
+        (1..=60).for_each(|step| rate.update(step * STEP_NS, step * STEP_NS / 100, step * STEP_NS / 100));
+        assert!(rate.period_ns() <= SHORTEST_NS, "{rate:?}");
     }
 }

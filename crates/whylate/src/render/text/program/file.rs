@@ -77,8 +77,12 @@ mod tests {
     fn graph_has_work_and_waits() {
         const MS: u64 = 1_000_000;
         let stack = RunningStack { user: vec!["parse".into(), "main".into()], ..RunningStack::default() };
-        let work =
-            Work { ns: 40 * MS, samples: 40, stacks: vec![("web".to_owned(), stack.into(), 40 * MS)], ..Work::default() };
+        let work = Work {
+            ns: 40 * MS,
+            samples: 40,
+            stacks: vec![("web".to_owned(), stack.into(), 40 * MS)],
+            ..Work::default()
+        };
         let segment = PathSegment {
             ns: 30 * MS,
             kind: CauseKind::Running,
