@@ -26,8 +26,8 @@ use self::relatives::is_work;
 
 mod relatives;
 
-/// Maximum number of slices that are read at a time, over all CPUs.
-const MAX_SLICES: usize = 48_000;
+/// Maximum number of slices that are read at a time, over all CPUs: 7 MB.
+const MAX_SLICES: usize = 32_000;
 /// Reading may take at most 1/100 of a CPU.
 const REST_FACTOR: u64 = 100;
 /// Maximum number of programs in a snapshot, and minimum share of the time for which each was held up.
@@ -44,7 +44,6 @@ pub(super) struct ProgramShares {
     names: PathNames,
     waits: HeldUpWaits,
     rests_until_ns: u64,
-    slices: Vec<RunSlice>,
     /// Number of waits and starts that count for no program, for lack of room.
     unjudged: u64,
 }
@@ -56,7 +55,6 @@ impl ProgramShares {
             names: PathNames::new(symbols.shared()),
             waits: HeldUpWaits::default(),
             rests_until_ns: 0,
-            slices: Vec::new(),
             unjudged: 0,
         }
     }
@@ -79,7 +77,8 @@ impl ProgramShares {
         let Some(mut history) = account.history(until_ns).filter(|_| until_ns > after_ns) else { return };
         let (cpus, mut from_ns) = (history.cpus(), after_ns);
         let max_slices = (MAX_SLICES / cpus.max(1)).max(1_000);
-        self.slices.clear();
+        // Freed after each read: only a burst of context switches needs that many.
+        let mut slices: Vec<RunSlice> = Vec::new();
         for cpu in 0..cpus {
             let (mut reached_ns, mut left) = (until_ns, max_slices);
             while reached_ns > after_ns
@@ -88,7 +87,7 @@ impl ProgramShares {
             {
                 (reached_ns, left) = (slice.start_ns, left - 1);
                 if matches!(slice.holder, Holder::Thread(_)) {
-                    self.slices.push(slice);
+                    slices.push(slice);
                 }
             }
             // The ring of a CPU that was never seen is empty.
@@ -96,14 +95,16 @@ impl ProgramShares {
                 from_ns = from_ns.max(reached_ns);
             }
         }
-        self.slices.retain_mut(|slice| {
+        slices.retain_mut(|slice| {
             if slice.start_ns < from_ns {
                 (slice.start_ns, slice.entry) = (from_ns, SwitchIn::GoesOn);
             }
             slice.end_ns > from_ns
         });
-        self.slices.sort_by_key(|slice| slice.start_ns);
-        self.tally.add((from_ns, until_ns), &self.slices, &mut Lookup(self.waits.lock()));
+        // Of two slices of a CPU that start at the same time, the first one is empty.
+        slices.sort_unstable_by_key(|slice| (slice.start_ns, slice.end_ns));
+        self.tally.add((from_ns, until_ns), &slices, &mut Lookup(self.waits.lock()));
+        drop(slices);
         let mut leaders = self.tally.leaders();
         leaders.retain(|leader| !is_own(leader.threads));
         self.waits.want(leaders);

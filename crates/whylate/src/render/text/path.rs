@@ -13,6 +13,7 @@ use whylate_model::wait::Stop;
 use whylate_model::{ActorName, CauseKind};
 
 use crate::render::text::pad::Spaces;
+use crate::render::text::text_of;
 
 /// Parts below this share of the total are merged into one line, if there are several.
 const SMALL_PERCENT: f64 = 1.0;
@@ -35,9 +36,14 @@ struct OutlinePart {
 
 /// Writes a path; each line is a part of the less indented line above.
 pub fn write(out: &mut dyn Write, path: &[PathSegment], indent: usize) -> io::Result<()> {
+    write_up_to(out, path, indent, usize::MAX)
+}
+
+/// Writes a path with at most `max_within` lines below each of the least indented ones.
+pub fn write_up_to(out: &mut dyn Write, path: &[PathSegment], indent: usize, max_within: usize) -> io::Result<()> {
     let path: Vec<PathSegment> = path.iter().cloned().map(with_telling_object).collect();
     let total_ns = path.iter().map(|segment| segment.ns).sum();
-    write_parts(out, &parts_of(&path, 0), total_ns, indent, 0)
+    write_parts(out, &parts_of(&path, 0), total_ns, (indent, 0), max_within)
 }
 
 /// Strips the object if it says no more than the system call.
@@ -82,7 +88,7 @@ pub fn write_wait(out: &mut dyn Write, path: &[PathSegment], indent: usize) -> i
     parts.extend(others);
     parts.extend(parts_of(&outer, 0));
     parts.sort_by_key(|part| Reverse(part.ns));
-    write_parts(out, &parts, total_ns, indent, 0)
+    write_parts(out, &parts, total_ns, (indent, 0), usize::MAX)
 }
 
 /// Writes a long wait: when it began, whose it was and how long, and its path.
@@ -211,12 +217,13 @@ fn merge(parts: &mut Vec<OutlinePart>, part: OutlinePart) {
     }
 }
 
+/// Writes parts, each with at most `max_within` lines below it; `depth` is how often they are indented further.
 fn write_parts(
     out: &mut dyn Write,
     parts: &[OutlinePart],
     total_ns: u64,
-    indent: usize,
-    depth: usize,
+    (indent, depth): (usize, usize),
+    max_within: usize,
 ) -> io::Result<()> {
     let percent = |ns: u64| ns as f64 * 100.0 / total_ns.max(1) as f64;
     let line = |out: &mut dyn Write, ns: u64, text: &str| {
@@ -235,7 +242,8 @@ fn write_parts(
         }
         line(out, part.ns, &part.text)?;
         if depth < MAX_DEPTH {
-            write_parts(out, &part.within, total_ns, indent, depth + 1)?;
+            let within = text_of(|out| write_parts(out, &part.within, total_ns, (indent, depth + 1), usize::MAX));
+            within.lines().take(max_within).try_for_each(|line| writeln!(out, "{line}"))?;
         }
     }
     if !small.is_empty() {

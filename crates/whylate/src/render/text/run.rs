@@ -28,8 +28,6 @@ const SMALL_PERCENT: f64 = 0.5;
 /// Maximum number of outside culprits, and of lines of the path, unless all of them are asked for.
 const MAX_OUTSIDERS: usize = 4;
 const MAX_ROWS: usize = 8;
-/// Maximum number of rows within each outermost one, unless all are printed.
-const MAX_WITHIN: usize = 3;
 // How an outside culprit delayed the command.
 const OCCUPIED_CPU: &str = "occupied its CPU";
 const IRQS_OFF: &str = "had interrupts off on its CPU";
@@ -159,30 +157,21 @@ fn waited_for(segment: &PathSegment, outer: Option<&PathSegment>) -> String {
 fn write_path(out: &mut dyn Write, explained: &Explained, is_verbose: bool) -> io::Result<()> {
     writeln!(out, "\nWHERE THE TIME WENT")?;
     let by_name: Vec<PathSegment> = explained.path.iter().map(of_name).collect();
-    let text_of_path = |path: &[PathSegment]| text_of(|out| path::write(out, path, 2));
-    let text = text_of_path(&by_name);
+    let text = text_of(|out| path::write(out, &by_name, 2));
     let rows = text.lines().count();
     if is_verbose || rows <= MAX_ROWS + 1 {
         return write!(out, "{text}");
     }
-    let text = text_of_path(&outermost(by_name));
+    // The outermost rows come first: those within them have the room that is left.
+    let of = |max_within| text_of(|out| path::write_up_to(out, &by_name, 2, max_within));
+    let fitting = (0..MAX_ROWS).rev().map(of).find(|text| text.lines().count() <= MAX_ROWS);
+    let text = fitting.unwrap_or_else(|| of(0));
     let shown = text.lines().count().min(MAX_ROWS);
     text.lines().take(shown).try_for_each(|row| writeln!(out, "{row}"))?;
     match rows - shown {
         0 => Ok(()),
         more => writeln!(out, "     ... ({} more with -v)", counted(more as u64, "line")),
     }
-}
-
-/// Returns the outermost segments, each with the first of those within it.
-fn outermost(mut path: Vec<PathSegment>) -> Vec<PathSegment> {
-    let outer = path.iter().map(|segment| segment.depth).min().unwrap_or(0);
-    let mut within = 0;
-    path.retain(|segment| {
-        within = if segment.depth == outer { 0 } else { within + 1 };
-        within <= MAX_WITHIN
-    });
-    path
 }
 
 /// Writes the longest wait, unless a row of the path is that wait; with `is_verbose`, all long waits.
@@ -452,6 +441,24 @@ mod tests {
             text.lines().count()
         };
         assert_eq!((lines(false), lines(true)), (21, 48));
+    }
+
+    #[test]
+    fn rows_that_are_shown_have_the_time_of_all_within() {
+        let via = Some("read".to_owned());
+        let waited = |number: u64| PathSegment {
+            depth: 1,
+            waiter: Some(ActorName::thread("make", 5)),
+            via: via.clone(),
+            ..part(40, CauseKind::Running, &format!("job-{number}:7"))
+        };
+        let path: Vec<PathSegment> =
+            [part(100, CauseKind::Running, "make:5")].into_iter().chain((0..10).map(waited)).collect();
+        let explained = Explained { elapsed_ns: 500_000_000, path, ..Explained::default() };
+        let text = text_of(|out| write_path(out, &explained, false));
+        let rows = "   80.0%    400ms  make waited in read:\n    8.0%   40.0ms    job-0 worked\n";
+        assert!(text.contains(rows) && text.contains("   20.0%    100ms  make worked\n"), "{text}");
+        assert!(!text.contains("job-6") && text.contains("     ... (4 lines more with -v)\n"), "{text}");
     }
 
     #[test]
