@@ -16,6 +16,9 @@ use crate::folded::STARTS;
 /// Maximum number of parts; the others are the difference to the whole.
 const MAX_PARTS: usize = 100;
 
+/// Number of standard deviations that are chance.
+const BY_CHANCE: f64 = 4.0;
+
 /// A sample of a running thread.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CpuSample {
@@ -38,6 +41,14 @@ pub struct RunningStack {
     pub kernel: Vec<Arc<str>>,
     /// User frames, innermost first.
     pub user: Vec<Arc<str>>,
+}
+
+impl RunningStack {
+    /// Returns whether a softirq ran, other than in the thread for softirqs.
+    pub fn is_in_softirq(&self) -> bool {
+        let has = |names: &[&str]| self.kernel.iter().any(|name| names.contains(&&**name));
+        has(&["handle_softirqs", "__do_softirq"]) && !has(&["run_ksoftirqd", "ksoftirqd_run_end", "smpboot_thread_fn"])
+    }
 }
 
 /// Samples of threads, by thread and time.
@@ -114,6 +125,10 @@ pub struct Work {
     pub ns: u64,
     /// Number of samples in that time.
     pub samples: u64,
+    /// Time in which the threads were not sampled, as far as it is more than chance: on CPUs or of processes that are not
+    /// sampled, or when samples were lost.
+    #[serde(default)]
+    pub not_sampled_ns: u64,
     /// Estimated time of the work that has a name, in nanoseconds: of a function or the nearest caller that has one, of a system
     /// call, or of another kind of kernel work than `kernel`.
     #[serde(default)]
@@ -132,13 +147,15 @@ pub(crate) struct WorkCounter<'a> {
     ns: u64,
     count: u64,
     sampled_ns: u64,
+    /// Sum of the squares of the times that the samples stand for.
+    squares: f64,
     /// Number and time of samples, by name of the thread and stack.
     by_stack: HashMap<(String, u32), (u64, u64)>,
 }
 
 impl<'a> WorkCounter<'a> {
     pub(crate) fn new(samples: &'a CpuSamples) -> Self {
-        WorkCounter { samples, ns: 0, count: 0, sampled_ns: 0, by_stack: HashMap::new() }
+        WorkCounter { samples, ns: 0, count: 0, sampled_ns: 0, squares: 0.0, by_stack: HashMap::new() }
     }
 
     /// Adds time for which a thread worked, with its samples in a span.
@@ -149,16 +166,22 @@ impl<'a> WorkCounter<'a> {
             let (count, ns) = self.by_stack.entry((name(), sample.stack)).or_default();
             (*count, *ns) = (*count + 1, *ns + sample.ns);
             (self.count, self.sampled_ns) = (self.count + 1, self.sampled_ns + sample.ns);
+            self.squares += (sample.ns as f64).powi(2);
         }
     }
 
     /// Returns the work; `None` if there is no sample.
     pub(crate) fn finish(self) -> Option<Work> {
-        let WorkCounter { samples, ns, count, sampled_ns, by_stack } = self;
+        let WorkCounter { samples, ns, count, sampled_ns, squares, by_stack } = self;
         if count == 0 {
             return None;
         }
-        let estimate = |of_ns: u64| (u128::from(of_ns) * u128::from(ns) / u128::from(sampled_ns.max(1))) as u64;
+        // Samples stand for about the time that was worked. If they stand for less than is by chance, the rest was not sampled.
+        let by_chance_ns = (BY_CHANCE * squares.sqrt()) as u64;
+        let is_whole = sampled_ns.saturating_add(by_chance_ns) >= ns;
+        let estimated_ns = if is_whole { ns } else { sampled_ns };
+        let estimate =
+            |of_ns: u64| (u128::from(of_ns) * u128::from(estimated_ns) / u128::from(sampled_ns.max(1))) as u64;
         let unknown = Arc::<RunningStack>::default();
         let mut named_ns = 0;
         let mut parts: BTreeMap<(String, Activity), (u64, u64)> = BTreeMap::new();
@@ -179,7 +202,8 @@ impl<'a> WorkCounter<'a> {
         parts.sort_by_key(|part| Reverse(part.ns));
         parts.truncate(MAX_PARTS);
         stacks.sort_by(|(a, of_a, a_ns), (b, of_b, b_ns)| (b_ns, a, &of_a.user).cmp(&(a_ns, b, &of_b.user)));
-        Some(Work { ns, samples: count, named_ns: estimate(named_ns), parts, stacks })
+        let not_sampled_ns = ns - estimated_ns;
+        Some(Work { ns, samples: count, not_sampled_ns, named_ns: estimate(named_ns), parts, stacks })
     }
 }
 
@@ -316,8 +340,39 @@ mod tests {
     }
 
     #[test]
+    fn softirqs_are_not_the_work_of_the_thread() {
+        let is_in = |kernel: &[&str]| stack(None, kernel, &["main"]).is_in_softirq();
+        assert!(is_in(&[
+            "tcp_v4_rcv",
+            "net_rx_action",
+            "handle_softirqs",
+            "irq_exit_rcu",
+            "sysvec_apic_timer_interrupt"
+        ]));
+        assert!(is_in(&["rcu_do_batch", "__do_softirq", "do_softirq", "ip_output", "tcp_sendmsg"]));
+        assert!(!is_in(&["rcu_do_batch", "handle_softirqs", "run_ksoftirqd", "smpboot_thread_fn", "kthread"]));
+        assert!(!is_in(&["__schedule", "preempt_schedule_irq", "asm_sysvec_apic_timer_interrupt"]));
+    }
+
+    #[test]
+    fn time_of_a_thread_without_samples_is_not_that_of_others() {
+        let taken = (0..100).map(|at_ns| CpuSample { tid: 7, at_ns, ns: 10, stack: 0 }).collect();
+        let samples = CpuSamples::new(taken, vec![Arc::new(stack(None, &[], &["main"]))]);
+        let work = |other_ns| {
+            let mut work = WorkCounter::new(&samples);
+            work.add(7, || "sampled".to_owned(), 1_050, 0..100);
+            work.add(8, || "other".to_owned(), other_ns, 0..100);
+            let work = work.finish().expect("samples");
+            (work.ns, work.parts[0].ns, work.not_sampled_ns)
+        };
+        // A hundred samples of 10 ns are 600 to 1,400 ns.
+        assert_eq!(work(0), (1_050, 1_050, 0));
+        assert_eq!(work(9_000), (10_050, 1_000, 9_050));
+    }
+
+    #[test]
     fn samples_count_where_their_thread_worked() {
-        let sample = |tid, at_ns, stack| CpuSample { tid, at_ns, ns: 10, stack };
+        let sample = |tid, at_ns, stack| CpuSample { tid, at_ns, ns: 20, stack };
         let stacks = vec![
             stack(None, &[], &["alpha", "main"]),
             stack(Some("read"), &["vfs_read"], &["main"]),

@@ -326,6 +326,7 @@ struct pid {
 
 struct mm_struct {
 	struct rw_semaphore mmap_lock;
+	unsigned long end_code;
 	unsigned long start_stack;
 };
 

@@ -96,6 +96,9 @@ fn is_part(part: &WorkPart, name: &str) -> bool {
 /// Compares the samples in each function with its share of the CPU time: each may be off by chance in one of 10,000 runs.
 fn ensure_shares(work: &Work, shares: &BTreeMap<&str, f64>) -> Result<()> {
     let samples = usize::try_from(work.samples)?;
+    if samples < MIN_SAMPLES {
+        return Err(Unjudged(format!("{samples} samples: others had the CPUs")).into());
+    }
     for (name, share) in shares {
         let count: u64 = work.parts.iter().filter(|part| is_part(part, name)).map(|part| part.samples).sum();
         let count = usize::try_from(count)?;
@@ -105,6 +108,15 @@ fn ensure_shares(work: &Work, shares: &BTreeMap<&str, f64>) -> Result<()> {
     Ok(())
 }
 
+/// Runs a command, and returns its report and what the program printed.
+fn reported(mut command: Command) -> Result<(Report, String)> {
+    let output = command.output()?;
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{stderr}");
+    let report = serde_json::from_str(stderr.lines().last().context("no report")?)?;
+    Ok((report, String::from_utf8(output.stdout)?))
+}
+
 #[test]
 fn functions_of_a_command_have_their_shares() -> Result<()> {
     let Some(_lock) = lock_machine() else { return Ok(()) };
@@ -112,28 +124,26 @@ fn functions_of_a_command_have_their_shares() -> Result<()> {
     // Without frame pointers, as programs are built by default.
     let program = compiled(&directory, "program.c", "worker", &["-O2", "-fomit-frame-pointer"])?;
     let folded = directory.path().join("path.folded");
-    let mut command = whylate(&["run", "--json", "-o"]);
-    // A grandchild of whylate.
-    command
-        .arg(&folded)
-        .args(["--", "nice", "-n", "-20", "sh", "-c", "\"$0\" \"$1\"; true"])
-        .arg(&program)
-        .arg(TOTAL_MS);
-    let output = command.output()?;
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "{stderr}");
-    let report: Report = serde_json::from_str(stderr.lines().last().context("no report")?)?;
-    let printed = String::from_utf8(output.stdout)?;
-    let folded = fs::read_to_string(folded)?;
-    report.ensure_sums(&folded)?;
-    let work = report.work()?;
-    ensure!(work.samples >= MIN_SAMPLES as u64, "{work:?}");
-    ensure_shares(&work, &shares(&printed)?)?;
-    // Callers are found in a running thread's stack as well.
-    for callers in ["worker worked;_start;", ";main;repeat;alpha ", ";main;repeat;beta ", ";main;repeat;gamma_reads;"] {
-        ensure!(folded.contains(callers), "no {callers}: {folded}");
-    }
-    Ok(())
+    in_rounds(|| {
+        let mut command = whylate(&["run", "--json", "-o"]);
+        // A grandchild of whylate.
+        command
+            .arg(&folded)
+            .args(["--", "nice", "-n", "-20", "sh", "-c", "\"$0\" \"$1\"; true"])
+            .arg(&program)
+            .arg(TOTAL_MS);
+        let (report, printed) = reported(command)?;
+        let folded = fs::read_to_string(&folded)?;
+        report.ensure_sums(&folded)?;
+        ensure_shares(&report.work()?, &shares(&printed)?)?;
+        // Callers are found in a running thread's stack as well.
+        for callers in
+            ["worker worked;_start;", ";main;repeat;alpha ", ";main;repeat;beta ", ";main;repeat;gamma_reads;"]
+        {
+            ensure!(folded.contains(callers), "no {callers}: {folded}");
+        }
+        Ok(())
+    })
 }
 
 /// In a stripped program, a function that is not exported has the name of its caller, not that of the function beside it.
@@ -142,17 +152,15 @@ fn function_without_a_name_has_that_of_its_caller() -> Result<()> {
     let Some(_lock) = lock_machine() else { return Ok(()) };
     let directory = tempfile::tempdir()?;
     let program = compiled(&directory, "program.c", "worker", &["-O2", "-DMAYBE_STATIC=static", "-rdynamic", "-s"])?;
-    let mut command = whylate(&["run", "--json", "--", "nice", "-n", "-20"]);
-    let output = command.arg(&program).arg(TOTAL_MS).output()?;
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "{stderr}");
-    let work = serde_json::from_str::<Report>(stderr.lines().last().context("no report")?)?.work()?;
-    ensure!(work.samples >= MIN_SAMPLES as u64, "{work:?}");
-    let printed = String::from_utf8(output.stdout)?;
-    let mut shares = shares(&printed)?;
-    let of_alpha = shares.remove("alpha").context("no alpha")?;
-    shares.insert("called by repeat", of_alpha);
-    ensure_shares(&work, &shares)
+    in_rounds(|| {
+        let mut command = whylate(&["run", "--json", "--", "nice", "-n", "-20"]);
+        command.arg(&program).arg(TOTAL_MS);
+        let (report, printed) = reported(command)?;
+        let mut shares = shares(&printed)?;
+        let of_alpha = shares.remove("alpha").context("no alpha")?;
+        shares.insert("called by repeat", of_alpha);
+        ensure_shares(&report.work()?, &shares)
+    })
 }
 
 /// A process that executes another program keeps its PID: its earlier samples have no names of the other program.
@@ -210,10 +218,6 @@ fn functions_of_a_running_process_have_their_shares() -> Result<()> {
         ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         let report = serde_json::from_slice::<Report>(&output.stdout)?;
         report.ensure_sums(&fs::read_to_string(&folded)?)?;
-        let work = report.work()?;
-        if work.samples < MIN_SAMPLES as u64 {
-            return Err(Unjudged(format!("{} samples: others had the CPUs", work.samples)).into());
-        }
-        ensure_shares(&work, &shares)
+        ensure_shares(&report.work()?, &shares)
     })
 }

@@ -54,6 +54,14 @@ pub static OFFCPU: Card = Card {
         ),
         reason("rules_full", "there was no room for a frame's unwind rule; the stack ends in [unwound partly]"),
         reason("samples_full", "a running thread's sample found no room; it counts for no function (run, -p)"),
+        reason(
+            "samples_in_softirqs",
+            "a sample was taken in a softirq, which is not the work of the thread that it came into (run, -p)",
+        ),
+        reason(
+            "samples_unread",
+            "the kernel gave no stack of a running thread; its sample counts for no function (run, -p)",
+        ),
         reason("stacks_full", "the table of stacks was full"),
         reason("threads_full", "the table of threads was full"),
         reason("torn", "the thread ran while its stack was read; its time counts without a stack"),

@@ -102,7 +102,8 @@ impl FrameNames {
         FrameNames { lines, kernel, ..FrameNames::default() }
     }
 
-    /// For callers without another chance: symbolizes all files at once, however long it takes.
+    /// For samples, of which there is no later chance: symbolizes all files at once, however long it takes, and only addresses
+    /// that a symbol contains.
     pub(super) fn patient() -> Self {
         FrameNames { is_patient: true, ..FrameNames::default() }
     }
@@ -207,6 +208,9 @@ impl FrameNames {
     /// Symbolizes offsets of a file.
     fn symbolize(&mut self, elf: &Arc<Elf>, shown: &str, offsets: &[u64]) -> Vec<Frames> {
         let unknown = |offset: &u64| vec![format!("{shown}+{offset:#x}")];
+        // A symbol without a size may end anywhere.
+        let is_strict = self.is_patient;
+        let is_within = |symbol: &Sym<'_>| !is_strict || symbol.size.is_some() || symbol.offset == 0;
         let Some(&FileSymbolizer { ref symbolizer, lines, names: ref file, is_address, .. }) = self.open(elf) else {
             return offsets.iter().map(unknown).collect();
         };
@@ -234,7 +238,7 @@ impl FrameNames {
                 .iter()
                 .zip(offsets)
                 .map(|(found, offset)| match found {
-                    Symbolized::Sym(symbol) if !symbol.name.is_empty() => frames_of(symbol),
+                    Symbolized::Sym(symbol) if !symbol.name.is_empty() && is_within(symbol) => frames_of(symbol),
                     Symbolized::Sym(_) | Symbolized::Unknown(_) => unknown(offset),
                 })
                 .collect(),

@@ -43,8 +43,8 @@ pub(super) struct Process {
     is_stale: bool,
     /// Real UID of the process.
     user: u32,
-    /// Start of its stack, if known: another one is that of another program.
-    start_stack: Option<u64>,
+    /// The program that it executes, if known.
+    program: Option<ExecutedProgram>,
 }
 
 /// Code of a mapping.
@@ -89,6 +89,13 @@ impl Process {
     pub(super) fn code_of(&self, mapping: &Mapping) -> Option<&Code> {
         self.code.get(&mapping.start)
     }
+}
+
+/// Where a program's code ends and its stack begins: others are those of another program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ExecutedProgram {
+    pub(super) end_code: u64,
+    pub(super) start_stack: u64,
 }
 
 /// Finds unwind rules for the frames that the BPF programs ask about.
@@ -235,20 +242,20 @@ impl Processes {
     }
 
     /// Unwinds the user stack of a thread of which `word` has a copy. Returns the frames, innermost first, and whether the last
-    /// one is the outermost function. `known` keeps the rules that were found. `start_stack` identifies the program, as the
-    /// process may have executed another one since.
+    /// one is the outermost function. `known` keeps the rules that were found. The process may have executed another
+    /// program since.
     pub(super) fn unwind(
         &mut self,
         of: &unknown_frame,
-        start_stack: u64,
+        program: ExecutedProgram,
         known: &mut HashMap<(u32, u64), Rule>,
         word: impl Fn(u64) -> Option<u64>,
     ) -> (Vec<u64>, bool) {
         let (mut ip, mut sp, mut bp) = (of.ip, of.sp, of.bp);
         let mut frames = Vec::new();
         self.by_id.entry(of.process).or_insert_with(|| {
-            let (tgid, user, start_stack) = (of.tgid, user_of(of.tgid), Some(start_stack));
-            Arc::new(Process { tgid, user, start_stack, ..Process::default() })
+            let (tgid, user, program) = (of.tgid, user_of(of.tgid), Some(program));
+            Arc::new(Process { tgid, user, program, ..Process::default() })
         });
         for depth in 0..offcpu_limits::MAX_FRAMES.0 {
             frames.push(ip);
@@ -362,7 +369,7 @@ impl Processes {
         let shown_as = first_thread::shown_as(tgid);
         let mut opened = self.code.open(shown_as, mapping);
         let known = self.by_id.get(&id);
-        if known.and_then(|known| known.start_stack).is_some_and(|start| start_stack_of(shown_as) != Some(start)) {
+        if known.and_then(|known| known.program).is_some_and(|program| program_of(shown_as) != Some(program)) {
             // It may have a file of another program at the same addresses.
             opened = Err(io::ErrorKind::NotFound.into());
         }
@@ -419,13 +426,13 @@ impl Processes {
         let Some(known) = self.by_id.get(&id) else { return Ok(()) };
         let mut wanted: Vec<u64> = known.code.keys().copied().chain([at]).collect();
         wanted.sort_unstable();
-        let (user, start_stack) = (known.user, known.start_stack);
+        let (user, program) = (known.user, known.program);
         let read = move || {
             let began_cpu_ns = clock::thread_cpu_ns();
             let shown_as = first_thread::shown_as(tgid);
             let maps = File::open(format!("/proc/{shown_as}/maps"));
             let mappings = maps.and_then(|maps| Mappings::read(BufReader::new(maps), &wanted));
-            let is_it = start_stack.is_none_or(|start| start_stack_of(shown_as) == Some(start));
+            let is_it = program.is_none_or(|program| program_of(shown_as) == Some(program));
             let mappings = if is_it { mappings } else { Ok(Mappings::default()) };
             (mappings, Duration::from_nanos(clock::thread_cpu_ns() - began_cpu_ns))
         };
@@ -507,11 +514,12 @@ fn is_alive(tgid: u32) -> bool {
     Path::new(&format!("/proc/{tgid}")).exists()
 }
 
-/// Returns where the stack of a thread's program begins (proc_pid_stat(5), field 28); `None` if it cannot be read.
-fn start_stack_of(tid: u32) -> Option<u64> {
+/// Returns the program that a thread executes (proc_pid_stat(5), fields 27 and 28); `None` if it cannot be read.
+fn program_of(tid: u32) -> Option<ExecutedProgram> {
     let stat = proc::text(format!("/proc/{tid}/task/{tid}/stat")).ok()?;
     // The name may contain anything. The state behind it is field 3.
-    stat.rsplit_once(") ")?.1.split(' ').nth(28 - 3)?.parse().ok()
+    let mut fields = stat.rsplit_once(") ")?.1.split(' ').skip(27 - 3);
+    Some(ExecutedProgram { end_code: fields.next()?.parse().ok()?, start_stack: fields.next()?.parse().ok()? })
 }
 
 /// UID of a process that cannot be read. No user has it, so the process takes no room from another user's processes.

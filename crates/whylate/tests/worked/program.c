@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 // Works in functions one after the other, and prints how much CPU time each took: name and nanoseconds. The argument is the
-// total in milliseconds; with a second one it starts over and over.
+// total in milliseconds; with a second one it never ends.
 #include <fcntl.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -15,7 +15,7 @@
 #endif
 
 static volatile uint64_t sink;
-static char buffer[1 << 20];
+static char buffer[1 << 17];
 static int zeros;
 
 static uint64_t cpu_ns(void)
@@ -28,7 +28,7 @@ static uint64_t cpu_ns(void)
 MAYBE_STATIC __attribute__((noipa)) void alpha(void)
 {
     uint64_t x = sink;
-    for (int i = 0; i < 100000; i++)
+    for (int i = 0; i < 20000; i++)
         x = x * 6364136223846793005ull + 1;
     sink = x;
 }
@@ -36,7 +36,7 @@ MAYBE_STATIC __attribute__((noipa)) void alpha(void)
 __attribute__((noipa)) void beta(void)
 {
     uint64_t x = sink;
-    for (int i = 0; i < 100000; i++)
+    for (int i = 0; i < 20000; i++)
         x = (x ^ x >> 7) + 0x9e3779b97f4a7c15ull;
     sink = x;
 }
@@ -64,12 +64,13 @@ int main(int count, char **arguments)
     uint64_t total_ns = strtoull(arguments[1], NULL, 10) * 1000000ull;
     zeros = open("/dev/zero", O_RDONLY);
     memset(buffer, 1, sizeof(buffer));
-    do {
-        uint64_t a = repeat(alpha, total_ns * 5 / 10);
-        uint64_t b = repeat(beta, total_ns * 3 / 10);
-        uint64_t c = repeat(gamma_reads, total_ns * 2 / 10);
-        printf("alpha %llu\nbeta %llu\nread %llu\n", (unsigned long long)a, (unsigned long long)b, (unsigned long long)c);
-        fflush(stdout);
-    } while (count > 2);
+    // Short rounds, as the period of samples may change; none is a multiple of it.
+    uint64_t a = 0, b = 0, c = 0;
+    while (count > 2 || a + b + c < total_ns) {
+        a += repeat(alpha, 3700000);
+        b += repeat(beta, 2200000);
+        c += repeat(gamma_reads, 1500000);
+    }
+    printf("alpha %llu\nbeta %llu\nread %llu\n", (unsigned long long)a, (unsigned long long)b, (unsigned long long)c);
     return 0;
 }

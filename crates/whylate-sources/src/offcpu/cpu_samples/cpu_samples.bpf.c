@@ -21,7 +21,7 @@ enum cpu_sample_limits {
 	PAGE_BYTES = 4096,
 	/* Maximum bytes of a user stack that are copied. */
 	STACK_BYTES = 4 * PAGE_BYTES,
-	/* Size of the ring buffer, some hundred samples. */
+	/* Minimum size of the ring buffer: a hundred samples with whole stacks. */
 	RING_BYTES = 1 << 21,
 	SEEN_PROCESSES = 8192,
 	/* Maximum distance of a descendant from its ancestor. */
@@ -45,6 +45,8 @@ enum {
 enum lost_sample {
 	/* No room in the ring buffer. */
 	LOST_SAMPLES,
+	/* The kernel gave no kernel stack. */
+	LOST_KERNEL_STACKS,
 	LOST_SAMPLE_REASONS,
 };
 
@@ -61,9 +63,12 @@ enum user_code {
 /* A thread that ran when the timer of its CPU expired. */
 struct cpu_sample {
 	u64 at_ns;
+	/* Period of the timer. */
+	u64 period_ns;
 	/* Distinguishes a process from later ones with its PID. */
 	u64 started_ns;
-	/* Where its stack begins, which differs after an exec. */
+	/* Where its program's code ends and its stack begins, which differ after an exec. */
+	u64 end_code;
 	u64 start_stack;
 	/* User registers: those saved when the thread entered the kernel. */
 	u64 ip;
@@ -112,8 +117,11 @@ const volatile s32 wanted_tgid = 0;
 const volatile s32 wanted_ancestor = 0;
 const volatile s32 own_tgid = 0;
 
-/* Run time of the program. */
+/* Run time of the program, and number of expired timers. */
 u64 spent_ns = 0;
+u64 expiries = 0;
+/* Written before the period of the timers changes. */
+u64 period_ns = 0;
 
 LOST_EVENTS(lost_sample, LOST_SAMPLE_REASONS)
 
@@ -217,6 +225,7 @@ static __always_inline void send_sample(void *ctx, struct task_struct *task, u64
 		}
 	}
 	sample->at_ns = now_ns;
+	sample->period_ns = period_ns;
 	sample->started_ns = identity.started_ns;
 	sample->tid = shown_number(task);
 	sample->tgid = shown_process(task);
@@ -224,6 +233,10 @@ static __always_inline void send_sample(void *ctx, struct task_struct *task, u64
 	sample->syscall = -1;
 	/* Empty if user code is interrupted. */
 	bytes = bpf_get_stack(ctx, sample->kernel, sizeof(sample->kernel), 0);
+	if (bytes < 0) {
+		lose(LOST_KERNEL_STACKS);
+		return;
+	}
 	sample->kernel_frames = bytes > 0 ? (u64)bytes / 8 : 0;
 	if (sample->kernel_frames)
 		sample->syscall = syscall_of(task);
@@ -232,6 +245,7 @@ static __always_inline void send_sample(void *ctx, struct task_struct *task, u64
 		sample->user_code = OTHER_USER_CODE;
 	if (sample->user_code && bpf_core_field_exists(regs->ip) && (u16)regs->cs == X86_USER_CS) {
 		sample->user_code = UNWINDABLE_USER_CODE;
+		sample->end_code = BPF_CORE_READ(task, mm, end_code);
 		sample->start_stack = BPF_CORE_READ(task, mm, start_stack);
 		sample->ip = regs->ip;
 		sample->sp = regs->sp;
@@ -248,6 +262,7 @@ int on_cpu_clock(void *ctx)
 	struct task_struct *task = bpf_get_current_task_btf();
 	u64 now_ns;
 
+	__sync_fetch_and_add(&expiries, 1);
 	if (!task->pid)
 		return 0;
 	now_ns = bpf_ktime_get_ns();

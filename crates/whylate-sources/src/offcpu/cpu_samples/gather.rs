@@ -15,7 +15,7 @@ use crate::kernel::symbols::KernelSymbols;
 use crate::kernel::syscalls;
 use crate::offcpu::CallGraph;
 use crate::offcpu::names::{EXITED, FrameNames, UNREADABLE, UNWOUND_PARTLY};
-use crate::offcpu::process::Processes;
+use crate::offcpu::process::{ExecutedProgram, Processes};
 use crate::offcpu::rules::Rule;
 use crate::offcpu::skel::types::unknown_frame;
 use crate::offcpu::stack::plain;
@@ -23,12 +23,12 @@ use crate::offcpu::stack::plain;
 /// Number of samples from which every second one is dropped, and the others count for two.
 const MAX_SAMPLES: usize = 1 << 18;
 /// Number of pending stacks, and of processes, from which their frames are named and the processes forgotten.
-const MAX_PENDING: usize = 4_096;
+const MAX_PENDING: usize = 16_384;
 const MAX_PROCESSES: usize = 2_048;
 /// Maximum number of rules of instructions.
 const MAX_RULES: usize = 1 << 17;
-/// Maximum number of distinct stacks; of more, only the innermost frames are kept.
-const MAX_STACKS: usize = 1 << 16;
+/// Maximum number of distinct stacks; of more, only the kernel's frames and the innermost function are kept.
+const MAX_STACKS: usize = 1 << 14;
 /// Maximum length of a name, and of all names.
 const MAX_NAME: usize = 256;
 const MAX_NAMES_BYTES: usize = 16 << 20;
@@ -127,8 +127,8 @@ impl Gather {
         self.processes.begin_walk();
     }
 
-    /// Takes in a sample that stands for `ns`.
-    pub(super) fn add(&mut self, record: &[u8], ns: u64) {
+    /// Takes in a sample, which stands for the period of its timer.
+    pub(super) fn add(&mut self, record: &[u8]) {
         let Some(sample) = read_plain::<cpu_sample>(record) else { return };
         self.arrived += 1;
         // As many as are kept of the earlier ones.
@@ -146,15 +146,16 @@ impl Gather {
             let tgid = if self.has_proc { sample.tgid } else { 0 };
             let (ip, sp, bp) = (sample.ip, sample.sp, sample.bp);
             let of = unknown_frame { ip, sp, bp, process, tgid, ..unknown_frame::default() };
+            let program = ExecutedProgram { end_code: sample.end_code, start_stack: sample.start_stack };
             let word = |at: u64| word_at(copy, sp & !7, at);
-            let (frames, is_whole) = self.processes.unwind(&of, sample.start_stack, &mut self.rules, word);
+            let (frames, is_whole) = self.processes.unwind(&of, program, &mut self.rules, word);
             (user, end) = (frames, (!is_whole).then_some(UNWOUND_PARTLY));
         }
         let kernel = sample.kernel.iter().copied().take(sample.kernel_frames as usize).take_while(|at| *at != 0);
         let kernel = kernel.collect();
         let (sample_index, syscall) = (self.samples.len(), sample.syscall);
         self.pending.push(PendingStack { sample: sample_index, process, syscall, kernel, user, end });
-        let ns = ns << self.halvings;
+        let ns = sample.period_ns << self.halvings;
         self.samples.push(CpuSample { tid: sample.tid, at_ns: sample.at_ns, ns, stack: 0 });
     }
 
@@ -240,7 +241,6 @@ impl Gather {
     fn stack_of(&mut self, syscall: i32, kernel: &[u64], user: Vec<u32>) -> u32 {
         let mut stack = NumberedStack { syscall, kernel: kernel.to_vec(), user };
         if self.stacks.len() >= MAX_STACKS && !self.stacks.contains_key(&stack) {
-            stack.kernel.truncate(1);
             stack.user.truncate(1);
             self.lost.stacks_full += 1;
         }
@@ -280,8 +280,9 @@ fn word_at(copy: &[u8], start: u64, at: u64) -> Option<u64> {
 }
 
 impl Gathered {
-    /// Names the kernel functions.
-    pub(super) fn named(self, kernel: &mut KernelSymbols) -> CpuSamples {
+    /// Names the kernel functions. Also returns the number of samples in softirqs, which are not the work of the threads that
+    /// they came into.
+    pub(super) fn named(mut self, kernel: &mut KernelSymbols) -> (CpuSamples, u64) {
         let addresses: BTreeSet<u64> = self.stacks.iter().flat_map(|stack| &stack.kernel).copied().collect();
         kernel.look_up_all(&addresses);
         let of_kernel: HashMap<u64, Arc<str>> =
@@ -293,6 +294,10 @@ impl Gathered {
                 user: stack.user.iter().filter_map(|&at| self.names.get(at as usize).cloned()).collect(),
             })
         });
-        CpuSamples::new(self.samples, stacks.collect())
+        let stacks: Vec<Arc<RunningStack>> = stacks.collect();
+        let before = self.samples.len();
+        self.samples.retain(|sample| !stacks.get(sample.stack as usize).is_some_and(|stack| stack.is_in_softirq()));
+        let in_softirqs = (before - self.samples.len()) as u64;
+        (CpuSamples::new(self.samples, stacks), in_softirqs)
     }
 }

@@ -14,7 +14,7 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use libbpf_rs::skel::SkelBuilder as _;
@@ -22,8 +22,8 @@ use rustix::event::{EventfdFlags, eventfd};
 use whylate_model::work::CpuSamples;
 
 use self::gather::Gathered;
-use self::rate::Rate;
-use self::skel::types::{cpu_sample, lost_sample, rodata};
+use self::rate::{Rate, Used};
+use self::skel::types::{cpu_sample, cpu_sample_limits, lost_sample, rodata};
 use self::skel::{CpuSamplesSkel, CpuSamplesSkelBuilder};
 use super::watchdog::{Beginning, Worker};
 use crate::kernel::attach::{self, PlainData};
@@ -44,6 +44,16 @@ mod skel {
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// Time between two updates of the period.
 const RATE_INTERVAL_NS: u64 = 500_000_000;
+/// A timer starts anew when its period changes, and the time before belongs to no sample: minimum change, and minimum time
+/// between two changes, also in periods.
+const MIN_CHANGE: f64 = 0.2;
+const MIN_UNCHANGED_NS: u64 = 2_000_000_000;
+const MIN_UNCHANGED_PERIODS: u64 = 8;
+/// Minimum time between two readings of one process's mappings.
+const WALK_INTERVAL: Duration = Duration::from_millis(200);
+/// Size of the ring buffer for each CPU: as timers expire together, a few samples of each.
+const RING_BYTES_OF_CPU: usize = 1 << 17;
+const MAX_RING_BYTES: usize = 1 << 25;
 /// CPU time of a timer interrupt if it cannot be measured.
 const PRESUMED_INTERRUPT_NS: u64 = 5_000;
 
@@ -103,7 +113,9 @@ impl CpuSampler {
         for (reason, count) in &gathered.lost {
             *lost.entry((*reason).to_owned()).or_default() += count;
         }
-        Ok(gathered.named(kernel))
+        let (samples, in_softirqs) = gathered.named(kernel);
+        *lost.entry("samples_in_softirqs".to_owned()).or_default() += in_softirqs;
+        Ok(samples)
     }
 }
 
@@ -120,6 +132,11 @@ struct Sampling {
     began_cpu_ns: u64,
     /// CPU time of the thread while no sample came.
     idle_ns: u64,
+    /// Period of the timers, and when it was set.
+    period_ns: u64,
+    set_ns: u64,
+    /// Time at which mappings may be read again.
+    walk_at: Instant,
     gather: gather::Gather,
 }
 
@@ -128,10 +145,14 @@ impl Sampling {
         let mut open = CpuSamplesSkelBuilder::default().open(attach::open_object())?;
         let settings = open.maps.rodata_data.as_deref_mut().context("the BPF object has no settings")?;
         configure(settings, selected)?;
-        let skeleton = attach::load(open)?;
         let cpus = cpu_choice::usable().context("cannot list the CPUs")?;
+        let ring_bytes = (cpus.len() * RING_BYTES_OF_CPU).next_power_of_two().min(MAX_RING_BYTES) as u32;
+        open.maps.cpu_samples.set_max_entries(ring_bytes.max(cpu_sample_limits::RING_BYTES.0))?;
+        let mut skeleton = attach::load(open)?;
         let interrupt_ns = Period::affordable(&cpus).interrupt_ns.unwrap_or(PRESUMED_INTERRUPT_NS);
-        let rate = Rate::new(cpus.len(), interrupt_ns, clock::monotonic_ns());
+        let now_ns = clock::monotonic_ns();
+        let rate = Rate::new(cpus.len(), interrupt_ns, now_ns);
+        skeleton.maps.bss_data.as_deref_mut().context("the BPF object has no variables")?.period_ns = rate.period_ns();
         let program = skeleton.progs.on_cpu_clock.as_fd();
         let timer = |&cpu: &u32| {
             let timer = start_timer(EVERY_THREAD, cpu as libc::c_int, rate.period_ns())?;
@@ -152,7 +173,20 @@ impl Sampling {
         let _ = priority::favour(0);
         let began_cpu_ns = clock::thread_cpu_ns();
         let gather = gather::Gather::new();
-        Ok(Sampling { skeleton, timers, woken, records, lost, rate, began_cpu_ns, idle_ns: 0, gather })
+        Ok(Sampling {
+            skeleton,
+            timers,
+            woken,
+            records,
+            lost,
+            period_ns: rate.period_ns(),
+            set_ns: now_ns,
+            rate,
+            began_cpu_ns,
+            idle_ns: 0,
+            walk_at: Instant::now(),
+            gather,
+        })
     }
 
     /// Reads samples until they are asked for, or nobody can ask any more.
@@ -185,9 +219,12 @@ impl Sampling {
     /// Takes in what was read. Returns whether there was a sample.
     fn take_in(&mut self) -> bool {
         let Some(mut record) = self.records.next() else { return false };
-        self.gather.begin();
+        if Instant::now() >= self.walk_at {
+            self.walk_at = Instant::now() + WALK_INTERVAL;
+            self.gather.begin();
+        }
         loop {
-            self.gather.add(&record, self.rate.period_ns());
+            self.gather.add(&record);
             match self.records.next() {
                 Some(next) => record = next,
                 None => break,
@@ -198,19 +235,23 @@ impl Sampling {
     }
 
     fn update_rate(&mut self, now_ns: u64) {
-        let in_program_ns = self.skeleton.maps.bss_data.as_deref().map_or(0, |variables| variables.spent_ns);
+        let Some(variables) = self.skeleton.maps.bss_data.as_deref_mut() else { return };
         let own_ns = clock::thread_cpu_ns().saturating_sub(self.began_cpu_ns) + self.gather.other_cpu_ns();
-        let before_ns = self.rate.period_ns();
-        self.rate.update(now_ns, in_program_ns + own_ns, self.idle_ns);
-        if self.rate.period_ns() != before_ns {
+        let used_ns = variables.spent_ns + own_ns;
+        self.rate.update(now_ns, Used { used_ns, idle_ns: self.idle_ns, expiries: variables.expiries });
+        let wanted_ns = self.rate.period_ns();
+        if is_change_due(self.period_ns, wanted_ns, now_ns.saturating_sub(self.set_ns)) {
+            (self.period_ns, self.set_ns) = (wanted_ns, now_ns);
+            variables.period_ns = wanted_ns;
             // A timer of a CPU that is offline keeps its period.
-            self.timers.iter().for_each(|timer| drop(set_period(timer, self.rate.period_ns())));
+            self.timers.iter().for_each(|timer| drop(set_period(timer, wanted_ns)));
         }
     }
 
     fn finish(mut self) -> anyhow::Result<Gathered> {
-        // No sample comes after this.
+        // No sample comes after this, and names are in no hurry.
         self.timers.clear();
+        priority::favour_no_more();
         self.records.poll(Duration::ZERO)?;
         self.take_in();
         let lost = self.take_lost();
@@ -218,9 +259,16 @@ impl Sampling {
     }
 
     /// Returns the number of lost samples, by reason.
-    fn take_lost(&self) -> [(&'static str, u64); 1] {
-        [("samples_full", self.lost.u64_at(lost_sample::LOST_SAMPLES.0 as usize, 0).load(Relaxed))]
+    fn take_lost(&self) -> [(&'static str, u64); 2] {
+        let lost = |reason: lost_sample| self.lost.u64_at(reason.0 as usize, 0).load(Relaxed);
+        [("samples_full", lost(lost_sample::LOST_SAMPLES)), ("samples_unread", lost(lost_sample::LOST_KERNEL_STACKS))]
     }
+}
+
+/// Returns whether the period of the timers is to change, some time after it did.
+fn is_change_due(period_ns: u64, wanted_ns: u64, unchanged_ns: u64) -> bool {
+    let is_other = wanted_ns.abs_diff(period_ns) as f64 > period_ns as f64 * MIN_CHANGE;
+    is_other && unchanged_ns >= MIN_UNCHANGED_NS.max(period_ns.saturating_mul(MIN_UNCHANGED_PERIODS))
 }
 
 fn configure(settings: &mut rodata, selected: &SampledThreads) -> Result<(), AttachError> {

@@ -11,6 +11,8 @@ use whylate_model::work::{Work, WorkKind, WorkPart};
 const MIN_SAMPLES: u64 = 20;
 /// Smaller shares of the time are left out.
 const SHOWN_PERCENT: f64 = 1.0;
+/// Minimum number of samples of a function that is shown.
+const MIN_SAMPLES_OF_FUNCTION: u64 = 5;
 /// Maximum number of programs, of functions of each, and of kinds of kernel work.
 const MAX_PROGRAMS: usize = 3;
 const MAX_FUNCTIONS: usize = 3;
@@ -44,7 +46,8 @@ pub(super) fn sentence(work: &Work, total_ns: u64) -> Option<String> {
     let mut programs: Vec<_> = of_programs.into_iter().filter(|(_, (ns, _))| is_shown(*ns)).collect();
     programs.sort_by_key(|(_, (ns, _))| Reverse(*ns));
     let program = |(name, (ns, parts)): (&str, (u64, Vec<&WorkPart>))| {
-        let functions = parts.iter().filter(|part| is_shown(part.ns)).take(MAX_FUNCTIONS);
+        let functions = parts.iter().filter(|part| is_shown(part.ns) && part.samples >= MIN_SAMPLES_OF_FUNCTION);
+        let functions = functions.take(MAX_FUNCTIONS);
         let functions = functions.map(|part| format!("{:.0}% {}", percent(part.ns), function(part)));
         let functions = functions.collect::<Vec<_>>().join(", ");
         let functions = if functions.is_empty() { String::new() } else { format!(" ({functions})") };
@@ -59,6 +62,9 @@ pub(super) fn sentence(work: &Work, total_ns: u64) -> Option<String> {
         let kinds = kinds.collect::<Vec<_>>().join(", ");
         let kinds = if kinds.is_empty() { String::new() } else { format!(" ({kinds})") };
         shares.push(format!("kernel {:.0}%{kinds}", percent(kernel_ns)));
+    }
+    if is_shown(work.not_sampled_ns) {
+        shares.push(format!("not sampled {:.0}%", percent(work.not_sampled_ns)));
     }
     let worked = format!("Worked {:.0}% ({} samples)", percent(work.ns), work.samples);
     (!shares.is_empty()).then(|| format!("{worked}: {}.", shares.join("; ")))

@@ -111,13 +111,13 @@ fn frames(explained: &Explained) -> Vec<(Vec<Frame>, u64)> {
     stacks.into_iter().collect()
 }
 
-/// Adds the time that threads of a name worked, in proportion to the samples of their stacks.
+/// Adds the time that threads of a name worked, by the samples of their stacks.
 fn split(frames: Vec<Frame>, ns: u64, thread: &str, work: Option<&Work>, stacks: &mut BTreeMap<Vec<Frame>, u64>) {
     let of_thread = || work.iter().flat_map(|work| &work.stacks).filter(|(name, ..)| name == thread);
     let all_ns: u64 = of_thread().map(|(_, _, ns)| ns).sum();
     let mut left_ns = ns;
     for (_, stack, of_ns) in of_thread() {
-        let part_ns = (u128::from(ns) * u128::from(*of_ns) / u128::from(all_ns.max(1))) as u64;
+        let part_ns = (u128::from(ns) * u128::from(*of_ns) / u128::from(all_ns.max(ns).max(1))) as u64;
         let frames = frames.iter().cloned().chain(functions(stack)).collect();
         *stacks.entry(frames).or_default() += part_ns;
         left_ns -= part_ns;
@@ -224,7 +224,7 @@ mod tests {
             let work = Some(Work { ns: 18_000_000, samples, stacks: stacks.clone(), ..Work::default() });
             folded(&Explained { path: path.clone(), work, ..Explained::default() })
         };
-        let parts = ["cc1 worked;main;parse 6667", "cc1 worked;main;read;-;vfs_read 3333"];
+        let parts = ["cc1 worked 1000", "cc1 worked;main;parse 6000", "cc1 worked;main;read;-;vfs_read 3000"];
         assert!(parts.iter().all(|part| folded_with(20).iter().any(|line| line == part)), "{:?}", folded_with(20));
         assert_eq!(folded_with(19), ["cc1 worked 10000"], "too few samples");
     }
