@@ -122,7 +122,7 @@ mod tests {
         let (_, ppm) = run(2, 14_000, 40_000, 100_000_000, 60);
         assert!(ppm < BUDGET_PPM * 1.1, "{ppm} ppm");
         let mut rate = Rate::new(2, 14_000, 0);
-        let used = |step| Used { used_ns: 100_000_000, idle_ns: 0, expiries: step };
+        let used = |step| Used { used_ns: 100_000_000, idle_ns: 0, expiries: step * 50 };
         (1..=8).for_each(|step| rate.update(step * STEP_NS, used(step)));
         assert!(rate.period_ns() < 200_000_000, "a command of a few seconds is still sampled: {rate:?}");
     }
