@@ -26,6 +26,7 @@ pub mod own;
 pub mod paste;
 pub mod path;
 pub mod programs;
+pub mod reclaim;
 pub mod recording;
 #[cfg(test)]
 mod schema;

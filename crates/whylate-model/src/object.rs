@@ -31,6 +31,10 @@ pub enum ObjectKind {
     MemoryLock,
     /// The lock of the inode of a file; its peer is the thread that holds it.
     InodeLock,
+    /// The mutex of a pipe; its peer is the thread that holds it.
+    PipeLock,
+    /// The lock of the position of an open file; its peer is the thread that holds it.
+    PositionLock,
     /// Another kernel lock; its peer is the thread that holds it.
     KernelLock,
     /// A pipe; its peers have the other end open.
@@ -128,6 +132,12 @@ pub struct Object {
     /// ID of a System V message queue or set of semaphores.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<u32>,
+    /// Process of a memory map, as `name:pid`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub process: Option<String>,
+    /// Symbol of a static kernel lock.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub symbol: Option<String>,
     /// Kind of a kernel lock.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lock: Option<Lock>,
@@ -167,6 +177,8 @@ impl Object {
             state: None,
             address: None,
             id: None,
+            process: None,
+            symbol: None,
             lock: None,
             mount: None,
             expires_in_ns: None,
@@ -197,8 +209,10 @@ impl Object {
     /// one address are the same object.
     pub fn is_same(&self, other: &Object) -> bool {
         let own = |of: &Object| if of.remote.is_some() { (None, None) } else { (of.inode, of.local.clone()) };
-        let key = |of: &Object| (of.kind, of.is_deleted, own(of), of.address, of.id, of.lock, of.any_of.len());
-        let names = |of: &Object| [&of.path, &of.remote, &of.mount].map(Clone::clone);
+        // An rwsem may be held by readers now and by a writer then.
+        let lock = |of: &Object| of.lock.map(|lock| if lock == Lock::RwsemReaders { Lock::Rwsem } else { lock });
+        let key = |of: &Object| (of.kind, of.is_deleted, own(of), of.address, of.id, lock(of), of.any_of.len());
+        let names = |of: &Object| [&of.path, &of.remote, &of.mount, &of.process, &of.symbol].map(Clone::clone);
         key(self) == key(other)
             && names(self) == names(other)
             && self.any_of.iter().zip(&other.any_of).all(|(one, other)| one.is_same(other))
@@ -264,8 +278,23 @@ impl Object {
 
     /// Returns whether it is a lock, of which the peer is the holder.
     pub fn is_lock(&self) -> bool {
-        use ObjectKind::{FileLock, InodeLock, KernelLock, MemoryLock, Mutex};
-        matches!(self.kind, FileLock | MemoryLock | InodeLock | KernelLock | Mutex)
+        matches!(self.kind, ObjectKind::FileLock | ObjectKind::Mutex) || self.is_kernel_lock()
+    }
+
+    /// Returns whether it is a lock of the kernel, of which the peers are threads that held it during the wait.
+    pub fn is_kernel_lock(&self) -> bool {
+        use ObjectKind::{InodeLock, KernelLock, MemoryLock, PipeLock, PositionLock};
+        matches!(self.kind, MemoryLock | InodeLock | PipeLock | PositionLock | KernelLock)
+    }
+
+    /// Puts the thread that released a kernel lock last before those that had it earlier.
+    pub fn add_last_holder(&mut self, who: String) {
+        if let Some(at) = self.peers.iter().position(|peer| peer.process.who == who) {
+            self.peers[..=at].rotate_right(1);
+            return;
+        }
+        self.peers.truncate(MAX_PEERS - 1);
+        self.peers.insert(0, Peer { process: Holder { who, ..Holder::default() }, others: 0 });
     }
 
     /// Renders the object without its peers and the timeout of the call.
@@ -302,9 +331,17 @@ impl Object {
                 format!("{} of the FUSE file system{mount}", named("file"))
             }
             ObjectKind::FileLock => format!("the lock of {}", named("file")),
-            ObjectKind::MemoryLock => "the lock of its process's memory map".to_owned(),
+            ObjectKind::MemoryLock => match &self.process {
+                Some(process) => format!("the lock of the memory map of {}", printable(process)),
+                None => "the lock of its process's memory map".to_owned(),
+            },
             ObjectKind::InodeLock => format!("the inode lock of {}", named("a file").replacen("a file /", "file /", 1)),
-            ObjectKind::KernelLock => self.lock.map_or("a kernel lock", lock_name).to_owned(),
+            ObjectKind::PipeLock => "the mutex of a pipe".to_owned(),
+            ObjectKind::PositionLock => format!("the position of {}", named("file")),
+            ObjectKind::KernelLock => {
+                let kind = self.lock.map_or("a kernel lock", lock_name);
+                self.symbol.as_ref().map_or_else(|| kind.to_owned(), |symbol| format!("{kind} ({})", printable(symbol)))
+            }
             ObjectKind::Pipe => "a pipe".to_owned(),
             ObjectKind::Fifo => named("FIFO"),
             ObjectKind::UnixSocket => {
@@ -350,8 +387,7 @@ impl Object {
     fn role(&self) -> &'static str {
         match self.kind {
             ObjectKind::Pipe | ObjectKind::Fifo => "other end held by",
-            ObjectKind::Mutex | ObjectKind::FileLock => "held by",
-            ObjectKind::MemoryLock | ObjectKind::InodeLock | ObjectKind::KernelLock => "held by",
+            _ if self.is_lock() => "held by",
             ObjectKind::Fuse => "served by",
             ObjectKind::Process | ObjectKind::Thread => "namely",
             ObjectKind::Semaphore => "last changed by",

@@ -44,7 +44,9 @@ use history::{Blocked, Name, Request, Waker};
 use timer::TimerKind;
 
 use crate::CauseKind;
+use crate::reclaim::ReclaimRecords;
 use crate::wait::Stop;
+use crate::work::CpuSamples;
 
 /// A query: the activity of a thread, or its wait, in a span of time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -173,6 +175,15 @@ pub enum Actor {
     Timer(TimerKind),
     /// Fixed text.
     Text(&'static str),
+}
+
+/// What threads did, beside the timeline of the CPUs.
+#[derive(Clone, Debug, Default)]
+pub struct ThreadRecords {
+    /// When threads reclaimed memory.
+    pub reclaim: ReclaimRecords,
+    /// What they did while they ran.
+    pub samples: CpuSamples,
 }
 
 /// Source of the times in which threads were not allowed to run.

@@ -115,6 +115,8 @@ fn object() -> Object {
         state: text(),
         address: Some(2),
         id: Some(3),
+        process: text(),
+        symbol: text(),
         lock: Some(crate::holders::Lock::Mutex),
         mount: text(),
         expires_in_ns: Some(4),

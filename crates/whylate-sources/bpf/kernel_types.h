@@ -129,6 +129,11 @@ struct rt_mutex_base {
 	struct task_struct *owner;
 };
 
+/* With PREEMPT_RT: what an rw_semaphore consists of. */
+struct rwbase_rt {
+	struct rt_mutex_base rtmutex;
+};
+
 struct rt_mutex_waiter {
 	struct rt_mutex_base *lock;
 };
@@ -284,6 +289,24 @@ struct cgroup {
 
 struct css_set {
 	struct cgroup *dfl_cgrp;
+	/* By enum cgroup_subsys_id. */
+	struct cgroup_subsys_state *subsys[1];
+};
+
+enum cgroup_subsys_id {
+	memory_cgrp_id = 1,
+};
+
+/* Counts in pages. */
+struct page_counter {
+	atomic64_t usage;
+	unsigned long high;
+	unsigned long max;
+};
+
+struct mem_cgroup {
+	struct cgroup_subsys_state css;
+	struct page_counter memory;
 };
 
 /* x86-64 only: if the kernel has no such fields, user stacks are not read. */
@@ -328,6 +351,8 @@ struct mm_struct {
 	struct rw_semaphore mmap_lock;
 	unsigned long end_code;
 	unsigned long start_stack;
+	/* With CONFIG_MEMCG. */
+	struct task_struct *owner;
 };
 
 struct file;
@@ -341,8 +366,23 @@ struct files_struct {
 	struct fdtable *fdt;
 };
 
+typedef struct {
+	unsigned long sig[1];
+} sigset_t;
+
+struct sigpending {
+	sigset_t signal;
+};
+
+struct signal_struct {
+	struct sigpending shared_pending;
+};
+
 struct task_struct {
 	struct thread_info thread_info;
+	struct signal_struct *signal;
+	sigset_t blocked;
+	struct sigpending pending;
 	unsigned int __state;
 	int exit_state;
 	int on_cpu;
@@ -360,6 +400,7 @@ struct task_struct {
 	struct task_struct *real_parent;
 	struct pid *thread_pid;
 	struct css_set *cgroups;
+	struct mem_cgroup *active_memcg;
 	struct mm_struct *mm;
 	struct files_struct *files;
 	struct task_group *sched_task_group;
@@ -466,31 +507,60 @@ struct kvm_steal_time {
 };
 
 struct qstr {
+	u32 len;
 	const unsigned char *name;
 };
 
 struct super_block {
 	unsigned long s_magic;
+	u32 s_dev;
+	struct dentry *s_root;
+};
+
+struct hlist_node {
+	struct hlist_node *next, **pprev;
+};
+
+struct hlist_head {
+	struct hlist_node *first;
 };
 
 struct dentry {
 	struct qstr d_name;
+	struct dentry *d_parent;
+	struct super_block *d_sb;
+	union {
+		struct hlist_node d_alias;
+	} d_u;
 };
 
 struct path {
 	struct dentry *dentry;
 };
 
+struct address_space {
+	struct inode *host;
+};
+
+struct pipe_inode_info {
+	struct mutex mutex;
+};
+
 struct inode {
 	struct super_block *i_sb;
 	unsigned long i_ino;
+	unsigned int i_nlink;
 	struct rw_semaphore i_rwsem;
+	struct hlist_head i_dentry;
+	struct address_space i_data;
+	struct pipe_inode_info *i_pipe;
 };
 
 struct file {
 	void *private_data;
 	struct inode *f_inode;
 	struct path f_path;
+	struct mutex f_pos_lock;
 };
 
 struct vm_area_struct {

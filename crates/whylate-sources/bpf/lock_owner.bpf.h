@@ -75,16 +75,21 @@ static __always_inline bool read_mutex(struct wait_for *wait)
 	return !(owner & MUTEX_PICKUP) && set_holder(wait, LOCK_MUTEX, owner & ~(u64)OWNER_FLAGS);
 }
 
+static __always_inline bool read_rt_mutex(struct wait_for *wait)
+{
+	const struct rt_mutex_base *lock = (const void *)wait->lock;
+
+	return set_holder(wait, LOCK_RT_MUTEX, (u64)BPF_CORE_READ(lock, owner) & ~(u64)RT_MUTEX_HAS_WAITERS);
+}
+
 /* Returns whether the lock on which a thread blocks names its owner. The words of a lock that was freed read as 0. */
 static __always_inline bool read_lock(const struct task_struct *task, struct wait_for *wait)
 {
 	u64 blocker;
 
 	if (bpf_core_field_exists(task->pi_blocked_on) && task->pi_blocked_on) {
-		const struct rt_mutex_base *lock = BPF_CORE_READ(task, pi_blocked_on, lock);
-
-		wait->lock = (u64)lock;
-		return set_holder(wait, LOCK_RT_MUTEX, (u64)BPF_CORE_READ(lock, owner) & ~(u64)RT_MUTEX_HAS_WAITERS);
+		wait->lock = (u64)BPF_CORE_READ(task, pi_blocked_on, lock);
+		return read_rt_mutex(wait);
 	}
 	blocker = blocker_of(task, has_mutex_in_blocked_on);
 	if (!blocker)

@@ -132,6 +132,7 @@ pub fn waits(expected: &'static Expected) -> Vec<Part> {
         Part::tests("kernel_offcpu", WAITS, offcpu_tests_pass),
         Part::tests("kernel_wakeup_edges", &[], move |said| wakers_are_compared(said, expected)),
         Part::tests("kernel_paths", &[], move |said| waits_are_followed(said, expected)),
+        Part::tests("kernel_contended_locks", &[], |said| is_skipped_for(said, &[])),
         Part::shell("run and -p", COMMANDS, move |said| a_command_is_explained(said, expected)),
         Part::shell("offcpu --why", CROWDED, waits_for_a_cpu_are_explained),
     ];
@@ -153,9 +154,12 @@ const OVER_LIMIT: &str = r#"
     kill $!
 "#;
 
-/// Checks that the limit is the cause, and not the program that it throttles.
+/// Checks that the limit is the cause, and not the program that it throttles, and that reclaim is for this cgroup.
 fn memory_limit_is_named(said: &str) -> Result<()> {
     let program = json(said)?;
+    let reclaim = program["reclaim"].as_array().map_or(&[][..], Vec::as_slice);
+    let is_it = |sum: &Value| sum["kind"] == "cgroup" && sum["cgroup"] == "/small";
+    ensure!(reclaim.iter().any(is_it), "reclaim {reclaim:?}, {}", program["limitation"]);
     let waits = program["waits"].as_array().context("it does not wait")?;
     let parts = waits.iter().flat_map(|wait| wait["path"].as_array().into_iter().flatten());
     let timers: Vec<&Value> = parts.filter(|part| part["kind"] == "timer").collect();

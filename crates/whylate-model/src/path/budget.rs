@@ -23,10 +23,11 @@ use super::history::{Name, Waker};
 use super::sums::Sums;
 use super::walk::walk_for_sums;
 use super::working::Working;
-use super::{Actor, CpuTimeline, Finding, Limits, Names, PathSegment, Query, Segment};
+use super::{Actor, CpuTimeline, Finding, Limits, Names, PathSegment, Query, Segment, ThreadRecords};
 use crate::object::UnfinishedWait;
+use crate::reclaim::{Reclaim, ReclaimCounter};
 use crate::wait::{CallWaits, Stop, WaitClass, is_sleep, of_syscall};
-use crate::work::{CpuSamples, Work};
+use crate::work::Work;
 use crate::{CauseKind, Histogram};
 
 /// Maximum number of waits listed one by one.
@@ -64,6 +65,9 @@ pub struct Budget {
     /// Functions in which the threads worked, if they were sampled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub work: Option<Work>,
+    /// Time in which the threads reclaimed memory, by reason. It is part of the other fields.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub reclaim: Vec<Reclaim>,
 }
 
 /// What `--json` prints about a program.
@@ -181,6 +185,7 @@ struct Gatherer<'a> {
     own: HashSet<u32>,
     budget: Budget,
     work: Working<'a>,
+    reclaim: ReclaimCounter<'a>,
     waits: BTreeMap<(String, EndedBy), Kind>,
     /// The wait of each thread that is being walked back.
     open: Vec<Option<OpenWait>>,
@@ -197,14 +202,14 @@ struct Gatherer<'a> {
 }
 
 /// Returns the budget of threads. Each of `asked` is a thread and its lifetime; `known` has state from outside the
-/// recording, and `samples` those of the threads. A second thread walks back through the timeline.
+/// recording, and `records` what else the threads did. A second thread walks back through the timeline.
 pub fn budget(
     past: &mut (dyn CpuTimeline + Send),
     asked: &[Query],
     known: &BTreeMap<u32, OutsideState>,
     limits: &(dyn Limits + Sync),
     names: &mut dyn Names,
-    samples: &CpuSamples,
+    records: &ThreadRecords,
 ) -> Budget {
     let known: Vec<Option<&OutsideState>> = asked.iter().map(|asked| known.get(&asked.tid)).collect();
     let thread_names: Vec<Option<Name>> = known.iter().map(|known| known.map(|known| known.name)).collect();
@@ -215,7 +220,8 @@ pub fn budget(
         known,
         own: asked.iter().map(|asked| asked.tid).collect(),
         budget: Budget { threads: asked.len() as u64, ..Budget::default() },
-        work: Working::new(samples),
+        work: Working::new(&records.samples),
+        reclaim: ReclaimCounter::new(&records.reclaim),
         waits: BTreeMap::new(),
         open: asked.iter().map(|_| None).collect(),
         unmet: asked.iter().map(|_| VecDeque::new()).collect(),
@@ -248,6 +254,10 @@ pub fn budget(
 
 impl Gatherer<'_> {
     fn add(&mut self, number: usize, finding: Finding) {
+        if let Finding::Segment(segment) = finding {
+            let is_on_cpu = segment.hop.is_none() && segment.ready.is_none();
+            self.reclaim.add(self.asked[number].tid, segment.from_ns..segment.to_ns, is_on_cpu);
+        }
         match finding {
             Finding::WakeupEdge(hop) if hop.within.is_none() => {
                 self.close(number);
@@ -447,7 +457,7 @@ impl Gatherer<'_> {
             waits.push(kind.finish(via, ended_by, self.names));
         }
         waits.sort_by_key(|waits| Reverse(waits.ns));
-        Budget { waits, work: self.work.finish(), ..self.budget }
+        Budget { waits, work: self.work.finish(), reclaim: self.reclaim.finish(), ..self.budget }
     }
 }
 

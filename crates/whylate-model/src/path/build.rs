@@ -87,6 +87,8 @@ pub struct WaitSpan {
     pub from_ns: Option<u64>,
     /// Time of the wakeup (CLOCK_MONOTONIC).
     pub woken_ns: u64,
+    /// TID and name of the waker, if it is a thread with a known name.
+    pub waker: Option<(u32, Name)>,
 }
 
 /// Resolves the IDs in a timeline to names.
@@ -236,7 +238,8 @@ struct Known {
 }
 
 impl Wait {
-    fn known(&self, names: &mut dyn Names) -> Known {
+    /// Looks up what is known of the wait. `waker` is the thread that ended it, if it has a name.
+    fn known(&self, waker: Option<(u32, Name)>, names: &mut dyn Names) -> Known {
         let blocked = self.asleep.map_or_else(Blocked::default, |(_, blocked)| blocked);
         let (via, stack) = names.waits_in(self.tid, self.woken_ns, &blocked);
         let via = via.or_else(|| blocked.outside_calls());
@@ -244,7 +247,7 @@ impl Wait {
             return Known { via: Some(stop.words().to_owned()), stack, object: None };
         }
         // Waits that were merged may have been for different objects.
-        let span = WaitSpan { tid: self.tid, from_ns: self.asleep_ns, woken_ns: self.woken_ns };
+        let span = WaitSpan { tid: self.tid, from_ns: self.asleep_ns, woken_ns: self.woken_ns, waker };
         let object = (self.count == 1).then(|| names.object(span, via.as_deref())).flatten().map(Box::new);
         Known { via, stack, object }
     }
@@ -390,13 +393,19 @@ impl PathBuilder {
         }
     }
 
+    /// Returns the thread that ended a wait, if its name is known.
+    fn waker_of(&self, wait: &Wait) -> Option<(u32, Name)> {
+        let Some(Waker::Thread(tid)) = wait.by else { return None };
+        self.names.get(&tid).map(|&name| (tid, name))
+    }
+
     /// Returns the path in order of time.
     pub fn finish(mut self, names: &mut dyn Names) -> Path {
         if self.is_folded {
             self.fold(None);
         }
         self.resolve_names(names);
-        let waits: Vec<Known> = self.waits.iter().map(|wait| wait.known(names)).collect();
+        let waits: Vec<Known> = self.waits.iter().map(|wait| wait.known(self.waker_of(wait), names)).collect();
         let depth = |mut wait: Option<usize>| {
             let mut depth = 0;
             while let Some(at) = wait {

@@ -8,8 +8,9 @@ use serde::{Deserialize, Serialize};
 
 use super::build::{Names, PathBuilder, PathSegment};
 use super::working::Working;
-use super::{Actor, CpuTimeline, Finding, Limits, Query, walk};
-use crate::work::{CpuSamples, Work};
+use super::{Actor, CpuTimeline, Finding, Limits, Query, ThreadRecords, walk};
+use crate::reclaim::{Reclaim, ReclaimCounter};
+use crate::work::Work;
 
 /// Maximum number of waits listed one by one.
 const MAX_LONGEST: usize = 5;
@@ -29,6 +30,9 @@ pub struct Explained {
     /// Functions in which the command's threads worked on the path, if threads were sampled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub work: Option<Work>,
+    /// Time on the path in which the command's threads reclaimed memory, by reason. It is part of the path.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub reclaim: Vec<Reclaim>,
 }
 
 /// What `--json` prints about a command that was run, or that a trace has.
@@ -72,17 +76,20 @@ struct OpenWait {
     from_ns: u64,
 }
 
-/// Explains the elapsed time of a command from its start to its end, with the samples of its threads.
+/// Explains the elapsed time of a command from its start to its end, with what else its threads did.
 pub fn explain(
     past: &mut dyn CpuTimeline,
     asked: Query,
     limits: &dyn Limits,
     names: &mut dyn Names,
-    samples: &CpuSamples,
+    records: &ThreadRecords,
 ) -> Explained {
-    let (mut found, mut work) = (PathBuilder::default(), Working::new(samples));
+    let (mut found, mut work) = (PathBuilder::default(), Working::new(&records.samples));
+    let mut reclaim = ReclaimCounter::new(&records.reclaim);
     let mut longest: Vec<OpenWait> = Vec::new();
     let mut open: Option<OpenWait> = None;
+    // The command's thread that is followed.
+    let mut followed = asked.tid;
     let mut keep = |wait: Option<OpenWait>| {
         let Some(wait) = wait else { return };
         longest.push(wait);
@@ -99,10 +106,18 @@ pub fn explain(
         }
         match finding {
             Finding::WakeupEdge(hop) if hop.within.is_none() => {
+                followed = hop.tid;
                 keep(open.replace(OpenWait { found: PathBuilder::default(), ns: 0, from_ns: 0 }));
             }
-            Finding::Segment(segment) if segment.hop.is_none() => keep(open.take()),
+            Finding::Segment(segment) if segment.hop.is_none() => {
+                keep(open.take());
+                // Interrupts and stolen time came into the thread that goes on after them.
+                let on_cpu = if let Actor::Thread { tid, .. } = segment.who { tid } else { followed };
+                followed = segment.ready.unwrap_or(on_cpu);
+                reclaim.add(followed, segment.from_ns..segment.to_ns, segment.ready.is_none());
+            }
             Finding::Segment(segment) => {
+                reclaim.add(followed, segment.from_ns..segment.to_ns, false);
                 if let Some(open) = &mut open {
                     open.ns += segment.to_ns - segment.from_ns;
                     open.from_ns = segment.from_ns;
@@ -128,5 +143,6 @@ pub fn explain(
         is_folded: path.is_folded,
         longest,
         work: work.finish(),
+        reclaim: reclaim.finish(),
     }
 }

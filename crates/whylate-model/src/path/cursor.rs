@@ -430,9 +430,10 @@ impl Cursor {
         self.frames.iter().position(|frame| frame.tid == tid).filter(|_| before.end_ns == at_ns)
     }
 
-    /// Returns whether the runnable thread lost its CPU where this slice ends.
+    /// Returns whether the runnable thread lost its CPU where this slice ends: it was preempted, or it was about to sleep
+    /// when it was woken, and slept for no time.
     fn is_back(&self, before: &RunSlice) -> bool {
-        let waits = matches!(self.mode, Mode::Ready { since: Since::Lost(_), .. });
+        let waits = matches!(self.mode, Mode::Ready { .. });
         waits && before.holder.tid() == Some(self.tid) && before.exit != SwitchOut::GoesOn
     }
 

@@ -256,6 +256,40 @@ fn wait_begins_at_switch_out_of_waiter() {
 }
 
 #[test]
+fn wakeup_of_a_thread_that_is_about_to_sleep_ends_no_earlier_wait() {
+    use CauseKind::{Running, Thread};
+    let slice = |tid, from_ms, to_ms, entry, exit| RunSlice {
+        start_ns: 1 + from_ms * MS,
+        end_ns: 1 + to_ms * MS,
+        holder: Holder::Thread(tid),
+        name: name(tid),
+        entry,
+        exit,
+        ..RunSlice::default()
+    };
+    let woken = |ms| SwitchIn::Woken { at_ns: 1 + ms * MS, by: Waker::Thread(2), cpu: 1 };
+    let sleeps = SwitchOut::Blocked(Blocked::default());
+    // t1 is woken at 6, and switched out at 7.
+    let cpu = vec![
+        slice(1, 0, 1, SwitchIn::GoesOn, sleeps),
+        slice(3, 1, 4, SwitchIn::Unseen, SwitchOut::Preempted),
+        slice(1, 4, 7, woken(3), sleeps),
+        slice(3, 7, 9, SwitchIn::Unseen, SwitchOut::Preempted),
+        slice(1, 9, 11, woken(6), SwitchOut::GoesOn),
+    ];
+    let wakers = vec![slice(2, 0, 12, SwitchIn::GoesOn, SwitchOut::GoesOn)];
+    let expected = [
+        segment(1, Running, "t1:1", 0),
+        segment(2, Running, "t2:2", 1),
+        segment(1, Thread, "t3:3", 0),
+        segment(3, Running, "t1:1", 0),
+        segment(2, Thread, "t3:3", 0),
+        segment(2, Running, "t1:1", 0),
+    ];
+    assert_eq!(segments_of(Recorded { cpus: vec![cpu, wakers] }, asked(1, 0, 11)), expected);
+}
+
+#[test]
 fn wait_may_end_before_recorded_switch_in() {
     let mut history = Scenario::new(2);
     history.preempted(0, 0, 1).preempted(0, 1, 2).sleeps(3, 0, 3).wakes(7, 1, 1).preempted(13, 0, 1);

@@ -198,7 +198,8 @@ impl Tally {
                 waits[0] = group.map(|by| (wait(by), left_ns, slice.start_ns, true));
                 if waits[0].is_some() {
                     let via = blocked.syscall.and_then(|number| self.calls.get(&number)?.1.as_deref());
-                    object = lookup.object(WaitSpan { tid, from_ns: Some(left_ns), woken_ns: runnable_ns }, via);
+                    object = lookup
+                        .object(WaitSpan { tid, from_ns: Some(left_ns), woken_ns: runnable_ns, waker: None }, via);
                 }
                 thread.resumed_ns = slice.start_ns;
             }

@@ -30,6 +30,10 @@ pub const SHARED_LOST: &[Reason] = &[
         "edges_overwritten",
         "records of a CPU were overwritten before they were read; on paths, that time is `not recorded` (--why, run)",
     ),
+    reason(
+        "lock_waits_unread",
+        "the kernel lock of a wait was not kept: too many threads waited, or one for two locks at once (--why, -p, run)",
+    ),
     reason("late_events", "late events came faster than they were read, or were too many for one line of JSON"),
     reason(
         "merged_full",
@@ -52,6 +56,14 @@ pub const SHARED_LOST: &[Reason] = &[
     reason(
         "queuers_overwritten",
         "the record of who queued a work item was overwritten before the item started, or the item was canceled (--why, run)",
+    ),
+    reason(
+        "reclaim_began_earlier",
+        "a thread reclaimed memory when recording began; this is in no memory stall (run, -p, --comm, --cgroup)",
+    ),
+    reason(
+        "reclaim_full",
+        "a span in which a thread reclaimed memory found no room; memory stalls are longer than shown (run, -p, --comm, --cgroup)",
     ),
     reason(
         "requests_full",

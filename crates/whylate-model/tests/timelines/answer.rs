@@ -3,10 +3,10 @@
 
 use std::fmt::Write as _;
 
+use whylate_model::path::ThreadRecords;
 use whylate_model::path::budget::{Budget, Waits, budget};
 use whylate_model::path::command::{Explained, LongWait, explain};
 use whylate_model::path::{Finding, PathBuilder, PathSegment, Query, walk};
-use whylate_model::work::CpuSamples;
 
 use super::format::{Kind, Question, Timeline, ZERO_NS};
 
@@ -88,8 +88,8 @@ fn write_longest(longest: &[LongWait], text: &mut String) {
 }
 
 fn command(asked: Query, timeline: &mut Timeline) -> String {
-    let explained = explain(&mut timeline.past(), asked, &(), &mut timeline.symbols, &CpuSamples::default());
-    let Explained { elapsed_ns, path, is_folded, longest, work: _ } = explained;
+    let explained = explain(&mut timeline.past(), asked, &(), &mut timeline.symbols, &ThreadRecords::default());
+    let Explained { elapsed_ns, path, is_folded, longest, .. } = explained;
     assert_eq!(elapsed_ns, asked.to_ns - asked.from_ns);
     assert_eq!(sum_ns(&path), elapsed_ns, "the path does not add up");
     let mut text = format!("critical path of {} us{}\n", us(elapsed_ns), if is_folded { ", folded" } else { "" });
@@ -100,8 +100,8 @@ fn command(asked: Query, timeline: &mut Timeline) -> String {
 
 fn budget_of(asked: &[Query], timeline: &mut Timeline) -> String {
     let mut past = timeline.past();
-    let Budget { threads, total_ns, on_cpu_ns, own_sleep_ns, ready, waits, longest, not_followed, work: _ } =
-        budget(&mut past, asked, &timeline.known, &(), &mut timeline.symbols, &CpuSamples::default());
+    let Budget { threads, total_ns, on_cpu_ns, own_sleep_ns, ready, waits, longest, not_followed, .. } =
+        budget(&mut past, asked, &timeline.known, &(), &mut timeline.symbols, &ThreadRecords::default());
     assert_eq!(total_ns, asked.iter().map(|asked| asked.to_ns - asked.from_ns).sum::<u64>());
     let waits_ns: u64 = waits.iter().map(|waits| waits.ns).sum();
     assert_eq!(on_cpu_ns + own_sleep_ns + ready.ns + waits_ns, total_ns, "the budget does not add up");

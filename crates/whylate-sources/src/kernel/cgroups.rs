@@ -2,7 +2,7 @@
 //! Cgroup paths by ID, which is the inode of the cgroup's directory (on 64-bit kernels).
 //!
 //! Containers are identified in one hierarchy: that of the controller `cpu` of cgroup v1 if there is one, else cgroup
-//! v2. Requests are charged and limited in that of `blkio`, or else of cgroup v2.
+//! v2. Requests are charged and limited in that of `blkio`, and memory in that of `memory`, or else of cgroup v2.
 
 mod by_handle;
 mod frozen;
@@ -44,6 +44,8 @@ pub(crate) fn is_unknown(name: &str) -> bool {
 const CPU: &str = "cpu";
 /// The cgroup v1 controller of block I/O.
 const BLKIO: &str = "blkio";
+/// The cgroup v1 controller of memory.
+const MEMORY: &str = "memory";
 
 /// Cache of cgroup paths by ID.
 ///
@@ -133,6 +135,11 @@ impl Cgroups {
     /// Paths in the hierarchy that requests are charged to.
     pub(crate) fn of_disks() -> Self {
         Cgroups { controller: BLKIO, ..Cgroups::default() }
+    }
+
+    /// Paths in the hierarchy that memory is charged to.
+    pub(crate) fn of_memory() -> Self {
+        Cgroups { controller: MEMORY, ..Cgroups::default() }
     }
 
     /// Returns the path within the hierarchy, such as `/system.slice/ssh.service`; `None` if the cgroup is gone, or is

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Names of kernel addresses.
 
+mod data;
 mod kallsyms;
 
 use std::cell::RefCell;
@@ -14,6 +15,7 @@ use blazesym::symbolize::source::{Kernel as Kallsyms, Source};
 use blazesym::symbolize::{Input, Symbolized, Symbolizer};
 use rustix::time::{ClockId, clock_gettime};
 
+pub(crate) use self::data::DataSymbols;
 use self::kallsyms::{fixed_in, kallsyms};
 use crate::kernel::demangle::demangled;
 use crate::kernel::loaded_code::{Listed, LoadedCode};

@@ -11,6 +11,7 @@
 #include "registers.bpf.h"
 #include "pid_namespace.bpf.h"
 #include "lock_owner.bpf.h"
+#include "lock_of.bpf.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
@@ -41,15 +42,6 @@ struct thread_asleep {
 	u8 name[16];
 };
 
-/* What a lock is part of. */
-enum lock_of {
-	LOCK_OF_UNKNOWN,
-	/* The memory map of the process. */
-	LOCK_OF_MEMORY,
-	/* The inode of the descriptor that is the first argument of the system call. */
-	LOCK_OF_DESCRIPTOR,
-};
-
 /* Nothing is ever in it: it puts the type that user space shares into the skeleton. */
 struct {
 	struct thread_asleep thread_asleep;
@@ -64,28 +56,12 @@ static __always_inline u32 parent_of(const struct task_struct *task)
 	return own_namespace ? number_by_address(&parent) : BPF_CORE_READ((const struct task_struct *)parent, pid);
 }
 
-static __always_inline bool is_of_memory(const struct task_struct *task, u64 lock)
-{
-	const struct mm_struct *memory = BPF_CORE_READ(task, mm);
-
-	if (!memory || !bpf_core_field_exists(memory->mmap_lock))
-		return false;
-	return lock == (u64)memory + bpf_core_field_offset(struct mm_struct, mmap_lock);
-}
-
 /* Returns whether `lock` is the lock of the inode of this descriptor. */
 static __always_inline bool is_of_descriptor(const struct task_struct *task, u64 lock, u64 descriptor)
 {
-	const struct fdtable *table = BPF_CORE_READ(task, files, fdt);
-	const struct inode *inode;
-	struct file *file = NULL, **files;
+	const struct file *file = file_of(task, descriptor);
 
-	if (!table || descriptor >= BPF_CORE_READ(table, max_fds))
-		return false;
-	files = BPF_CORE_READ(table, fd);
-	bpf_probe_read_kernel(&file, sizeof(file), files + descriptor);
-	inode = BPF_CORE_READ(file, f_inode);
-	return inode && lock == (u64)inode + bpf_core_field_offset(struct inode, i_rwsem);
+	return file && is_of_inode(BPF_CORE_READ(file, f_inode), lock);
 }
 
 /*
@@ -102,7 +78,7 @@ static __always_inline void read_owner(struct thread_asleep *asleep, struct task
 	asleep->lock = wait.kind;
 	if (wait.kind == LOCK_RT_MUTEX && asleep->syscall >= 0)
 		asleep->operation = second_argument_of(task);
-	if (wait.kind != LOCK_RT_MUTEX && is_of_memory(task, wait.lock))
+	if (is_of_memory(BPF_CORE_READ(task, mm), wait.lock))
 		asleep->lock_of = LOCK_OF_MEMORY;
 	else if (asleep->syscall >= 0 && is_of_descriptor(task, wait.lock, first_argument_of(task)))
 		asleep->lock_of = LOCK_OF_DESCRIPTOR;

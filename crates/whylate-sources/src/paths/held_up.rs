@@ -397,7 +397,7 @@ mod tests {
         assert!(lock(&waits.shared).is_due(&wanted));
         waits.want(Vec::new());
         assert!(lock(&waits.shared).wanted.is_empty());
-        let wait = WaitSpan { tid: 7, from_ns: Some(now_ns - 1), woken_ns: now_ns + 1 };
+        let wait = WaitSpan { tid: 7, from_ns: Some(now_ns - 1), woken_ns: now_ns + 1, waker: None };
         assert_eq!(waits.lock().take_object_of(wait, Some("read")), Some(object));
     }
 

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Names for the IDs in the scheduling timeline.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::fs;
+use std::rc::Rc;
 
 use whylate_model::Cgroup;
 use whylate_model::object::Object;
@@ -11,6 +13,7 @@ use whylate_model::path::{Names, WaitSpan};
 use whylate_model::thread::{ActorName, OUTSIDE};
 
 use super::asleep::Calls;
+use super::lock_waits::LockWaits;
 use super::read_objects::ReadObjects;
 use crate::kernel::cgroups::Cgroups;
 use crate::kernel::pid_namespace;
@@ -30,10 +33,12 @@ pub struct PathNames {
     /// System calls of waits that started before recording did.
     earlier: Calls,
     objects: ReadObjects,
+    locks: Rc<RefCell<LockWaits>>,
 }
 
 impl PathNames {
-    pub(crate) fn new(symbols: KernelSymbols) -> Self {
+    /// Looks up names, and kernel locks among these waits.
+    pub(crate) fn new(symbols: KernelSymbols, locks: Rc<RefCell<LockWaits>>) -> Self {
         PathNames {
             symbols,
             devices: HashMap::new(),
@@ -41,6 +46,7 @@ impl PathNames {
             has_proc: None,
             earlier: Calls::default(),
             objects: ReadObjects::default(),
+            locks,
         }
     }
 
@@ -102,7 +108,8 @@ impl Names for PathNames {
     }
 
     fn object(&mut self, wait: WaitSpan, via: Option<&str>) -> Option<Object> {
-        self.objects.object_of(wait, via, self.earlier.contains_key(&(wait.tid, wait.woken_ns)))
+        let read = self.objects.object_of(wait, via, self.earlier.contains_key(&(wait.tid, wait.woken_ns)));
+        self.locks.borrow_mut().object_of(wait, read)
     }
 }
 

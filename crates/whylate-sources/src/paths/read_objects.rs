@@ -139,7 +139,7 @@ mod tests {
             .for_each(|(at_ns, seen_ns, path)| assert!(objects.add(7, read(at_ns, seen_ns, path), true)));
         let of = |from_ns, woken_ns, via, is_earlier| {
             objects
-                .object_of(WaitSpan { tid: 7, from_ns, woken_ns }, Some(via), is_earlier)
+                .object_of(WaitSpan { tid: 7, from_ns, woken_ns, waker: None }, Some(via), is_earlier)
                 .and_then(|object| object.path)
         };
         assert_eq!(of(Some(29), 40, "read", false).as_deref(), Some("/c"), "what was read last of one wait");
@@ -148,7 +148,10 @@ mod tests {
         assert_eq!(of(Some(31), 49, "read", false), None, "a wait in between");
         assert_eq!(of(None, 20, "read", true).as_deref(), Some("/a"));
         assert_eq!(of(None, 40, "read", false), None, "it is not known when the wait began");
-        assert_eq!(objects.object_of(WaitSpan { tid: 8, from_ns: Some(0), woken_ns: 99 }, Some("read"), true), None);
+        assert_eq!(
+            objects.object_of(WaitSpan { tid: 8, from_ns: Some(0), woken_ns: 99, waker: None }, Some("read"), true),
+            None
+        );
     }
 
     #[test]
@@ -158,7 +161,9 @@ mod tests {
         for (from_ns, to_ns, path) in [(10, 12, "/a"), (20, 22, "/b"), (30, 39, "/c")] {
             assert!(objects.add(7, within(from_ns, to_ns, path), true));
         }
-        let of = |woken_ns| objects.object_of(WaitSpan { tid: 7, from_ns: Some(5), woken_ns }, Some("read"), false);
+        let of = |woken_ns| {
+            objects.object_of(WaitSpan { tid: 7, from_ns: Some(5), woken_ns, waker: None }, Some("read"), false)
+        };
         let path = |woken_ns| of(woken_ns).and_then(|object| object.path);
         assert_eq!(
             [40, 35, 21, 11].map(path).each_ref().map(Option::as_deref),
@@ -185,7 +190,8 @@ mod tests {
             let object = Object { path, ..Object::new(ObjectKind::InodeLock) };
             assert!(objects.add(7, ReadObject { object, ..read(at_ns, 6, "") }, true));
         }
-        let found = objects.object_of(WaitSpan { tid: 7, from_ns: Some(5), woken_ns: 99 }, Some("read"), false);
+        let found =
+            objects.object_of(WaitSpan { tid: 7, from_ns: Some(5), woken_ns: 99, waker: None }, Some("read"), false);
         assert_eq!(found.and_then(|object| object.path).as_deref(), Some("/a"));
     }
 
@@ -196,7 +202,7 @@ mod tests {
             assert!(objects.add(7, read(at_ns, at_ns, path), true));
         }
         let mut take = |from_ns, woken_ns| {
-            let wait = WaitSpan { tid: 7, from_ns: Some(from_ns), woken_ns };
+            let wait = WaitSpan { tid: 7, from_ns: Some(from_ns), woken_ns, waker: None };
             let object = objects.take_object_of(wait, Some("read"));
             (object.and_then(|object| object.path), objects.kept)
         };

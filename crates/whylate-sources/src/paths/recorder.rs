@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Records the scheduling timeline of all CPUs over any length of time, in bounded memory.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::Path;
+use std::rc::Rc;
 
 use anyhow::Context as _;
 use rustix::fs::{CWD, Mode, OFlags, fstatvfs, openat};
@@ -11,11 +13,15 @@ use whylate_model::path::history::{RunSlice, SwitchOut};
 use whylate_model::path::members::Births;
 use whylate_model::path::packed::Packed;
 use whylate_model::path::stolen::Spread;
+use whylate_model::reclaim::ReclaimRecords;
 
 use super::asleep::Asleep;
+use super::contended::{ContendedLocks, LoadingLocks, without_locks};
 use super::lasting::LastingWaits;
+use super::lock_waits::LockWaits;
 use super::names::PathNames;
 use super::ran::RanThreads;
+use super::reclaim::ReclaimRecorder;
 use crate::cpu_account::{Edges, Stream};
 use crate::kernel::attach::silence_libbpf;
 use crate::kernel::symbols::ReadOnce;
@@ -49,8 +55,13 @@ pub struct Recorder {
     births: Births,
     asleep: Asleep,
     lasting: LastingWaits,
+    locks: Option<ContendedLocks>,
+    /// Why the locks of short waits have no names, if they have none.
+    limitation: Option<String>,
     deaths: Vec<(u32, u64)>,
     ran: RanThreads,
+    /// Or why reclaim is not recorded.
+    reclaim: Result<ReclaimRecorder, AttachError>,
     /// Start of the span that is explained.
     span_from_ns: u64,
     lost: BTreeMap<String, u64>,
@@ -69,6 +80,8 @@ pub struct Recorded {
     pub lost: BTreeMap<String, u64>,
     /// Names for the IDs in the timeline.
     pub names: PathNames,
+    /// When threads reclaimed memory, or why this is not known.
+    pub reclaim: Result<ReclaimRecords, AttachError>,
 }
 
 impl Recorder {
@@ -79,7 +92,9 @@ impl Recorder {
     pub fn start() -> Result<Self, AttachError> {
         silence_libbpf();
         let _once = ReadOnce::begin();
+        let locks = LoadingLocks::begin();
         let session = Session::of_one();
+        let reclaim = ReclaimRecorder::load();
         let edges = Edges::attach()?;
         let stream = edges.stream().context("the account keeps no wakeups")?;
         let cpus = cpus::highest_possible().context("cannot list the CPUs")? + 1;
@@ -88,7 +103,12 @@ impl Recorder {
         let symbols = session.symbols();
         // At the end of the span, the user waits for the answer.
         symbols.load();
-        let names = PathNames::new(symbols);
+        let lock_waits = Rc::<RefCell<LockWaits>>::default();
+        let (locks, limitation) = match locks.attach(&lock_waits) {
+            Ok(locks) => (Some(locks), None),
+            Err(error) => (None, Some(without_locks(&error))),
+        };
+        let names = PathNames::new(symbols, lock_waits);
         let (lasting, asleep) = LastingWaits::start();
         Ok(Recorder {
             edges,
@@ -98,16 +118,27 @@ impl Recorder {
             births: Births::default(),
             asleep,
             lasting,
+            locks,
+            limitation,
             deaths: Vec::new(),
             ran: RanThreads::default(),
+            reclaim: reclaim.and_then(ReclaimRecorder::attach),
             span_from_ns: u64::MAX,
             lost: BTreeMap::new(),
             names,
         })
     }
 
+    /// Returns how the recording is less precise on this machine, if it is.
+    pub fn limitation(&self) -> Option<&str> {
+        self.limitation.as_deref()
+    }
+
     /// Reads new slices. Call it several times a second, or they are overwritten.
     pub fn take_in(&mut self) {
+        if let Ok(reclaim) = &mut self.reclaim {
+            reclaim.take_in();
+        }
         self.take_in_by(Stream::drain, clock::monotonic_ns().saturating_sub(SETTLED_NS));
         if self.past.in_file_bytes() >= self.file_bytes + FILE_STEP_BYTES {
             self.file_bytes = self.past.in_file_bytes();
@@ -118,6 +149,7 @@ impl Recorder {
     }
 
     fn take_in_by(&mut self, read: Read, until_ns: u64) {
+        self.locks.iter().for_each(ContendedLocks::take_in);
         let (past, births, asleep) = (&mut self.past, &mut self.births, &mut self.asleep);
         let (deaths, ran, span_from_ns) = (&mut self.deaths, &mut self.ran, self.span_from_ns);
         read(&mut self.stream, until_ns, &mut |cpu, slice| {
@@ -167,13 +199,16 @@ impl Recorder {
         for (reason, count) in self.edges.take_lost() {
             *self.lost.entry(reason.to_owned()).or_default() += count;
         }
-        let Recorder { past, births, asleep, lasting, deaths, mut lost, mut names, .. } = self;
+        let unkept = self.locks.as_mut().map_or(0, ContendedLocks::take_lost);
+        self.lost.insert("lock_waits_unread".to_owned(), unkept);
+        let Recorder { past, births, asleep, lasting, deaths, reclaim, mut lost, mut names, .. } = self;
+        let reclaim = reclaim.map(|reclaim| reclaim.finish(until_ns, &mut lost));
         let objects = lasting.take();
         lost.insert("wait_objects_unread".to_owned(), objects.unread);
         names.knows(asleep.calls(), objects);
         lost.insert("births_full".to_owned(), births.lost);
         lost.insert("records_given_up".to_owned(), past.given_up());
-        Recorded { past: Spread::new(past), births, deaths, lost, names }
+        Recorded { past: Spread::new(past), births, deaths, lost, names, reclaim }
     }
 }
 

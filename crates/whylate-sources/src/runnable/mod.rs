@@ -9,9 +9,11 @@ mod limits;
 mod programs;
 mod sleeps;
 
+use std::cell::RefCell;
 use std::mem::offset_of;
 use std::os::fd::AsFd as _;
-use std::time::Duration;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use libbpf_rs::skel::{OpenSkel as _, SkelBuilder as _};
@@ -32,6 +34,7 @@ use crate::kernel::clock;
 use crate::kernel::pid_namespace;
 use crate::kernel::records::Records;
 use crate::kernel::symbols::KernelSymbols;
+use crate::paths::{ContendedLocks, LoadingLocks, LockWaits, without_locks};
 use crate::source::explain_budget::ExplainBudget;
 use crate::source::session::Session;
 use crate::source::{AttachError, Threads};
@@ -43,6 +46,9 @@ mod skel {
 
 /// Maximum number of intervals that are read of the CPU that a thread was migrated from.
 const MAX_INTERVALS_BEFORE: usize = 1024;
+/// Time for which the lock of a wait is kept: by then it should be explained.
+const LOCKS_KEPT_FOR_NS: u64 = 10_000_000_000;
+const FORGET_LOCKS_EVERY: Duration = Duration::from_secs(1);
 /// Maximum time from a migration to a late interrupt that shows that interrupts were off until it.
 const LATE_INTERRUPT_NS: u64 = 1_000_000;
 // SAFETY: integers and arrays of integers only.
@@ -81,6 +87,8 @@ pub(crate) struct Waits {
     cut_short: u64,
     /// Waits with an unseen start, as far as reported.
     unseen_reported: u64,
+    /// Kernel locks of blocked waits, if these are explained and the kernel shows them.
+    locks: Option<LiveLocks>,
     /// Blocked waits, if they are explained.
     sleeps: Option<BlockedWaits>,
     /// Programs by the share of time that they are held up, in the overview.
@@ -90,10 +98,29 @@ pub(crate) struct Waits {
     /// Events that were explained before a drain.
     explained: Vec<LateEvent>,
     skeleton: skel::RunnableSkel<'static>,
+    limitations: Option<String>,
+}
+
+/// Kernel locks for which threads waited recently.
+struct LiveLocks {
+    contended: ContendedLocks,
+    waits: Rc<RefCell<LockWaits>>,
+    forgot: Instant,
+}
+
+impl LiveLocks {
+    fn take_in(&mut self) {
+        self.contended.take_in();
+        if self.forgot.elapsed() > FORGET_LOCKS_EVERY {
+            self.forgot = Instant::now();
+            self.waits.borrow_mut().forget_before(clock::monotonic_ns().saturating_sub(LOCKS_KEPT_FOR_NS));
+        }
+    }
 }
 
 impl Waits {
     pub(crate) fn attach(wanted: &WaitSelection, session: &Session) -> Result<Self, AttachError> {
+        let locks = wanted.explain_sleeps_over_ns.map(|_| LoadingLocks::begin());
         let mut account = Account::load(session.account(), Timers::Heartbeats, Wakeups::OfAll)?;
         let mut open = RunnableSkelBuilder::default().open(attach::open_object())?;
         let settings = open.maps.rodata_data.as_mut().context("the BPF object has no settings")?;
@@ -122,6 +149,12 @@ impl Waits {
         let step = Step::RunnableSwitch { over_ns: wanted.explain_over_ns };
         let called = account.call(step, skeleton.progs.on_sched_switch.as_fd())?;
         account.attach()?;
+        let lock_waits = Rc::<RefCell<LockWaits>>::default();
+        let locks = locks.map(|loading| loading.attach(&lock_waits)).transpose();
+        let without_locks = locks.as_ref().err().map(without_locks);
+        let limitations: Vec<String> =
+            account.limitations().map(str::to_owned).into_iter().chain(without_locks).collect();
+        let live = |contended| LiveLocks { contended, waits: Rc::clone(&lock_waits), forgot: Instant::now() };
         Ok(Waits {
             _called: called,
             records,
@@ -131,11 +164,15 @@ impl Waits {
             budget: session.explain_budget(),
             cut_short: 0,
             unseen_reported: 0,
-            sleeps: wanted.explain_sleeps_over_ns.map(|over_ns| BlockedWaits::new(over_ns, wanted, session.symbols())),
-            programs: wanted.held_up_alone.then(|| ProgramShares::new(&session.symbols())),
+            locks: locks.ok().flatten().map(live),
+            sleeps: wanted
+                .explain_sleeps_over_ns
+                .map(|over_ns| BlockedWaits::new(over_ns, wanted, session.symbols(), Rc::clone(&lock_waits))),
+            programs: wanted.held_up_alone.then(|| ProgramShares::new(&session.symbols(), lock_waits)),
             sleeps_lost_reported: 0,
             explained: Vec::new(),
             skeleton,
+            limitations: (!limitations.is_empty()).then(|| limitations.join("; ")),
         })
     }
 
@@ -143,6 +180,7 @@ impl Waits {
     pub(crate) fn drain(&mut self, wait: Duration, each: &mut dyn FnMut(LateEvent)) -> anyhow::Result<()> {
         self.explained.drain(..).for_each(&mut *each);
         self.records.poll(wait)?;
+        self.locks.iter_mut().for_each(LiveLocks::take_in);
         while let Some(record) = self.records.next() {
             let Some(_spending) = self.budget.spend() else {
                 self.leave_unexplained(&record);
@@ -198,12 +236,15 @@ impl Waits {
         let sleeps_before = std::mem::replace(&mut self.sleeps_lost_reported, sleeps);
         // An unseen start: the wakeup came while the program ran, or by a thread that the kernel hides.
         let mut lost = vec![("late_events", late), ("unseen_wakeups", unseen.saturating_sub(before))];
+        self.locks.iter_mut().for_each(LiveLocks::take_in);
         if let Some(of) = &mut self.sleeps {
             // Waits not explained by now would fall out of this span.
             let _spending = self.budget.spend();
             of.explain(&self.account, &mut |event| self.explained.push(event));
             lost.push(("unseen_sleeps", of.take_unseen() + sleeps.saturating_sub(sleeps_before)));
         }
+        let unread = self.locks.as_mut().map_or(0, |locks| locks.contended.take_lost());
+        lost.push(("lock_waits_unread", unread));
         lost.extend(self.account.take_lost());
         lost
     }
@@ -213,12 +254,15 @@ impl Waits {
     }
 
     pub(crate) fn limitations(&self) -> Option<&str> {
-        self.account.limitations()
+        self.limitations.as_deref()
     }
 
     pub(crate) fn statistics(&self) -> ProgramStatistics {
         let mut statistics = attach::statistics([self.skeleton.progs.on_sched_switch.as_fd()]);
         statistics += self.account.statistics();
+        if let Some(locks) = &self.locks {
+            statistics += locks.contended.statistics();
+        }
         statistics
     }
 }

@@ -4,7 +4,9 @@
 //!
 //! The BPF programs do no work for this. Run slices beyond the budget are left out: shares are of the time that was read.
 
+use std::cell::RefCell;
 use std::path::Path;
+use std::rc::Rc;
 use std::time::Duration;
 
 use whylate_model::object::Object;
@@ -20,7 +22,7 @@ use crate::kernel::clock;
 use crate::kernel::proc;
 use crate::kernel::symbols::KernelSymbols;
 use crate::kernel::syscalls;
-use crate::paths::{HeldUpWaits, LockedWaits, PathNames};
+use crate::paths::{HeldUpWaits, LockWaits, LockedWaits, PathNames};
 
 use self::relatives::is_work;
 
@@ -43,17 +45,19 @@ pub(super) struct ProgramShares {
     tally: Tally,
     names: PathNames,
     waits: HeldUpWaits,
+    locks: Rc<RefCell<LockWaits>>,
     rests_until_ns: u64,
     /// Number of waits and starts that count for no program, for lack of room.
     unjudged: u64,
 }
 
 impl ProgramShares {
-    pub(super) fn new(symbols: &KernelSymbols) -> Self {
+    pub(super) fn new(symbols: &KernelSymbols, locks: Rc<RefCell<LockWaits>>) -> Self {
         ProgramShares {
             tally: Tally::default(),
-            names: PathNames::new(symbols.shared()),
+            names: PathNames::new(symbols.shared(), Rc::clone(&locks)),
             waits: HeldUpWaits::default(),
+            locks,
             rests_until_ns: 0,
             unjudged: 0,
         }
@@ -103,7 +107,8 @@ impl ProgramShares {
         });
         // Of two slices of a CPU that start at the same time, the first one is empty.
         slices.sort_unstable_by_key(|slice| (slice.start_ns, slice.end_ns));
-        self.tally.add((from_ns, until_ns), &slices, &mut Lookup(self.waits.lock()));
+        let span = (from_ns, until_ns);
+        self.tally.add(span, &slices, &mut Lookup { read: self.waits.lock(), locks: &self.locks });
         drop(slices);
         let mut leaders = self.tally.leaders();
         leaders.retain(|leader| !is_own(leader.threads));
@@ -158,7 +163,10 @@ impl ProgramShares {
 }
 
 /// Looks waits up among those that were read.
-struct Lookup<'a>(LockedWaits<'a>);
+struct Lookup<'a> {
+    read: LockedWaits<'a>,
+    locks: &'a RefCell<LockWaits>,
+}
 
 impl WaitLookup for Lookup<'_> {
     fn call_name(&mut self, number: u16) -> Option<String> {
@@ -166,7 +174,8 @@ impl WaitLookup for Lookup<'_> {
     }
 
     fn object(&mut self, wait: WaitSpan, via: Option<&str>) -> Option<Object> {
-        self.0.take_object_of(wait, via)
+        let read = self.read.take_object_of(wait, via);
+        self.locks.borrow_mut().object_of(wait, read)
     }
 }
 

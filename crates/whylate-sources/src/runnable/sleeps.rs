@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Long blocked waits of threads, explained along the wakers that ended them.
 
+use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
 use whylate_model::late::{LateKind, SLEEPER};
+use whylate_model::object::Object;
 use whylate_model::path::history::{Blocked, Name, Waker};
-use whylate_model::path::{Finding, Limits, Names, Path, PathBuilder, Query, WakeupEdge, walk};
+use whylate_model::path::{Finding, Limits, Names, Path, PathBuilder, Query, WaitSpan, WakeupEdge, walk};
 use whylate_model::wait::{Classes, InFlight, State, WaitEvidence, classify};
 use whylate_model::{ActorName, Cgroup, LateEvent, WaitClass};
 
@@ -18,7 +21,7 @@ use crate::kernel::attach::text;
 use crate::kernel::clock;
 use crate::kernel::in_flight::Rings;
 use crate::kernel::symbols::KernelSymbols;
-use crate::paths::PathNames;
+use crate::paths::{LockWaits, PathNames};
 
 /// Maximum number of recent long waits that are kept, for paths that lead through them.
 const MAX_RECORDED: usize = 4_096;
@@ -110,8 +113,13 @@ pub(super) struct BlockedWaits {
 }
 
 impl BlockedWaits {
-    pub(super) fn new(over_ns: u64, wanted: &WaitSelection, symbols: KernelSymbols) -> Self {
-        let names = PathNames::new(symbols.shared());
+    pub(super) fn new(
+        over_ns: u64,
+        wanted: &WaitSelection,
+        symbols: KernelSymbols,
+        locks: Rc<RefCell<LockWaits>>,
+    ) -> Self {
+        let names = PathNames::new(symbols.shared(), locks);
         BlockedWaits {
             over_ns,
             idle: wanted.idle,
@@ -390,6 +398,10 @@ impl Names for PathNameSource<'_> {
 
     fn cgroup(&mut self, number: u64) -> Option<Cgroup> {
         self.names.cgroup(number)
+    }
+
+    fn object(&mut self, wait: WaitSpan, via: Option<&str>) -> Option<Object> {
+        self.names.object(wait, via)
     }
 
     fn waits_in(&mut self, tid: u32, woken_ns: u64, blocked: &Blocked) -> (Option<String>, Vec<String>) {

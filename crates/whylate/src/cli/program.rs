@@ -11,16 +11,17 @@ use clap::Args;
 use jiff::tz::TimeZone;
 use whylate_model::Cgroup;
 use whylate_model::culprits::By;
-use whylate_model::path::Query;
 use whylate_model::path::budget::{OutsideState, ProgramReport, budget};
 use whylate_model::path::history::Name;
 use whylate_model::path::watched::Watched;
+use whylate_model::path::{Query, ThreadRecords};
+use whylate_model::reclaim::ReclaimRecords;
 use whylate_model::units::format_ns;
 use whylate_model::work::CpuSamples;
-use whylate_sources::Threads;
 use whylate_sources::kernel::{cgroups, clock};
 use whylate_sources::offcpu::cpu_samples::{CpuSampler, SampledThreads};
 use whylate_sources::paths::{Member, Program, Recorded, Recorder, Stopped, StoppedThreads, SwitchCounts, priority};
+use whylate_sources::{AttachError, Threads};
 
 use crate::cli::values::pid;
 use crate::cli::{Origin, UsageError};
@@ -114,6 +115,9 @@ pub fn run(program: &Program, duration_ns: u64, shown: &Shown<'_>) -> anyhow::Re
     let sampler = sampled(program).and_then(|threads| Ok(CpuSampler::begin(threads)?));
     let mut recorder = Recorder::start().context("cannot record what the CPUs do")?;
     let sampler = sampler.and_then(|sampler| Ok(sampler.wait()?));
+    if let Some(limitation) = recorder.limitation().filter(|_| shown.is_verbose) {
+        say!("whylate: {limitation}");
+    }
     let mut threads = program.threads().context("cannot read /proc")?;
     recorder.wants(threads.keys().copied());
     let children = program.children();
@@ -153,12 +157,10 @@ pub fn run(program: &Program, duration_ns: u64, shown: &Shown<'_>) -> anyhow::Re
     let known: BTreeMap<u32, OutsideState> = threads.iter().map(|(&tid, member)| (tid, known(tid, member))).collect();
     ensure_there(program, !threads.is_empty())?;
     let unfinished = switches.unfinished_waits();
-    let Recorded { past, births, deaths, mut lost, mut names } = recorder.finish(to_ns);
+    let Recorded { past, births, deaths, mut lost, mut names, reclaim } = recorder.finish(to_ns);
     let samples = sampler.and_then(|sampler| sampler.finish(names.symbols(), &mut lost));
-    let (samples, limitation) = match samples {
-        Ok(samples) => (samples, None),
-        Err(error) => (CpuSamples::default(), Some(format!("functions are not known: {error:#}"))),
-    };
+    let (records, limitations) = thread_records(reclaim, samples);
+    let limitation = (!limitations.is_empty()).then(|| limitations.join("; "));
     let deaths: BTreeMap<u32, u64> = deaths.into_iter().collect();
     let asked: Vec<Query> = threads
         .iter()
@@ -186,7 +188,7 @@ pub fn run(program: &Program, duration_ns: u64, shown: &Shown<'_>) -> anyhow::Re
         back(at_ns)
     };
     let mut past = Watched::new(past, &mut goes_on);
-    let budget = budget(&mut past, &asked, &known, &(), &mut names, &samples);
+    let budget = budget(&mut past, &asked, &known, &(), &mut names, &records);
     if let Some(error) = past.past.past.take_error() {
         return Err(error).context("cannot read what was kept in a temporary file");
     }
@@ -241,6 +243,18 @@ fn sampled(program: &Program) -> anyhow::Result<SampledThreads> {
         Program::Name(name) => Threads { process_name: Some(name.clone()), ..Threads::default() },
         Program::Cgroup(path) => Threads { cgroup: Some(cgroups::id_of(path)?), ..Threads::default() },
     }))
+}
+
+/// Returns what is known of the threads beside the timeline, or what is not known, and why.
+pub fn thread_records(
+    reclaim: Result<ReclaimRecords, AttachError>,
+    samples: anyhow::Result<CpuSamples>,
+) -> (ThreadRecords, Vec<String>) {
+    let reclaim = reclaim.map_err(|error| format!("memory stalls are not known: {:#}", anyhow::Error::from(error)));
+    let samples = samples.map_err(|error| format!("functions are not known: {error:#}"));
+    let limitations =
+        [reclaim.as_ref().err().cloned(), samples.as_ref().err().cloned()].into_iter().flatten().collect();
+    (ThreadRecords { reclaim: reclaim.unwrap_or_default(), samples: samples.unwrap_or_default() }, limitations)
 }
 
 /// Returns an error if the program has no thread.

@@ -25,7 +25,6 @@ use whylate_model::path::Query;
 use whylate_model::path::command::{CommandReport, Explained, explain};
 use whylate_model::path::members::{Marked, Members};
 use whylate_model::path::watched::Watched;
-use whylate_model::work::CpuSamples;
 use whylate_sources::AttachError;
 use whylate_sources::kernel::clock;
 use whylate_sources::kernel::credentials::run_as_real_user;
@@ -35,6 +34,7 @@ use whylate_sources::paths::{Recorded, Recorder};
 use crate::cli::SUCCESS;
 use crate::cli::arguments::Verbosity;
 use crate::cli::import::{self, switches};
+use crate::cli::program::thread_records;
 use crate::engine::progress::Progress;
 use crate::files;
 use crate::json::write_line;
@@ -144,6 +144,10 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
     let sampler = CpuSampler::begin(SampledThreads::OfOwnChildren);
     let mut recorder = Recorder::start().context("cannot record what the CPUs do")?;
     let sampler = sampler.and_then(|sampler| sampler.wait());
+    // JSON is alone on standard error.
+    if let Some(limitation) = recorder.limitation().filter(|_| arguments.verbosity.verbose && !arguments.json) {
+        say!("whylate: {limitation}");
+    }
     let mut command = Command::new(name);
     command.args(rest);
     match &user {
@@ -280,12 +284,9 @@ struct Seen {
 }
 
 fn explained(recorded: Recorded, sampler: Result<CpuSampler, AttachError>, ended: &Ended) -> anyhow::Result<Seen> {
-    let Recorded { past, births, mut lost, mut names, .. } = recorded;
+    let Recorded { past, births, mut lost, mut names, reclaim, .. } = recorded;
     let samples = sampler.map_err(anyhow::Error::from).and_then(|sampler| sampler.finish(names.symbols(), &mut lost));
-    let (samples, limitation) = match samples {
-        Ok(samples) => (samples, None),
-        Err(error) => (CpuSamples::default(), Some(format!("functions are not known: {error:#}"))),
-    };
+    let (records, limitations) = thread_records(reclaim, samples);
     let members = births.descendants_of(ended.tid);
     let Ended { tid, from_ns, to_ns, .. } = *ended;
     let asked = Query { tid, from_ns, to_ns, is_wait: false, is_command: true };
@@ -294,10 +295,10 @@ fn explained(recorded: Recorded, sampler: Result<CpuSampler, AttachError>, ended
     let mut goes_on = || true;
     let mut back = progress.back(from_ns, to_ns, &mut goes_on);
     let mut past = Watched::new(past, &mut back);
-    let explained = explain(&mut Marked { past: &mut past, members: &members }, asked, &(), &mut names, &samples);
+    let explained = explain(&mut Marked { past: &mut past, members: &members }, asked, &(), &mut names, &records);
     if let Some(error) = past.past.past.take_error() {
         return Err(error).context("cannot read what was kept in a temporary file");
     }
     lost.retain(|_, count| *count > 0);
-    Ok(Seen { explained, lost, members, limitations: limitation.map(|limitation| vec![limitation]) })
+    Ok(Seen { explained, lost, members, limitations: (!limitations.is_empty()).then_some(limitations) })
 }

@@ -33,6 +33,16 @@ impl MemoryLimit {
         Ok(Some(made))
     }
 
+    /// Returns the path of a file of the cgroup.
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    /// Returns the path within its hierarchy.
+    pub fn path(&self) -> String {
+        format!("/{}", self.0.file_name().unwrap_or_default().display())
+    }
+
     /// Returns the shell command that enters the cgroup.
     pub fn enter(&self) -> String {
         format!("echo $$ >{}/cgroup.procs", self.0.display())

@@ -5,10 +5,10 @@ use std::cmp::Reverse;
 
 use super::{ImportError, Life, Trace};
 use crate::name::Interner;
+use crate::path::ThreadRecords;
 use crate::path::command::{Explained, explain};
 use crate::path::history::{Blocked, Name, RunSlice, SwitchIn, SwitchOut};
 use crate::path::{Names, Path, PathBuilder, Query, walk};
-use crate::work::CpuSamples;
 use crate::{ActorName, Cgroup};
 
 /// Name that perf gives to a thread that is about to execute the command.
@@ -94,7 +94,7 @@ impl Trace {
         let from_ns = first_life.born_ns.unwrap_or(self.begin_ns);
         let asked = Query { tid, from_ns, to_ns, is_wait: false, is_command: true };
         let names = &mut TraceNames { handlers: &self.handlers };
-        let explained = explain(&mut self.past.backwards(), asked, &(), names, &CpuSamples::default());
+        let explained = explain(&mut self.past.backwards(), asked, &(), names, &ThreadRecords::default());
         Ok(Command { name: called(life), why, from_ns, is_born: first_life.born_ns.is_some(), to_ns, end, explained })
     }
 

@@ -148,7 +148,7 @@ impl OpenWait {
     /// Returns whether the object is known for which the thread waited in the call `via`, or outside of calls.
     pub fn has_object(&self, via: Option<&str>, names: &mut dyn Names) -> bool {
         let from_ns = self.asleep.map(|_| self.from_ns);
-        names.object(WaitSpan { tid: self.hop.tid, from_ns, woken_ns: self.hop.woken_ns }, via).is_some()
+        names.object(WaitSpan { tid: self.hop.tid, from_ns, woken_ns: self.hop.woken_ns, waker: None }, via).is_some()
     }
 
     /// Returns all parts without their nesting, if there are nested waits.

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use super::super::budget::{Budget, EndedBy, OutsideState, budget};
 use super::super::history::{Name, Request};
 use super::*;
-use crate::work::CpuSamples;
+use crate::path::ThreadRecords;
 
 /// Threads 1, 2 and 4 are a server, 3 is its client; all are blocked at the start.
 fn of_a_server() -> Budget {
@@ -22,7 +22,7 @@ fn of_a_server() -> Budget {
         )
     };
     let known = BTreeMap::from([known(1, "poll"), known(4, "accept")]);
-    budget(&mut past, &[of(1), of(2), of(4)], &known, &(), &mut Plain, &CpuSamples::default())
+    budget(&mut past, &[of(1), of(2), of(4)], &known, &(), &mut Plain, &ThreadRecords::default())
 }
 
 /// Events at the same time are nanoseconds apart.
@@ -70,7 +70,7 @@ fn names_waits_outside_calls_that_began_earlier() {
             &BTreeMap::from([(1, known)]),
             &(),
             &mut Plain,
-            &CpuSamples::default(),
+            &ThreadRecords::default(),
         );
         seen.waits.into_iter().map(|waits| waits.via).collect::<Vec<_>>()
     };
@@ -111,7 +111,7 @@ fn short_nested_waits_keep_parts_by_actor() {
     }
     let mut past = Recorded { cpus: vec![faults, serves] };
     let asked = Query { tid: 1, from_ns: 1, to_ns: 1 + 5_010 * US, is_wait: false, is_command: false };
-    let seen = budget(&mut past, &[asked], &BTreeMap::new(), &(), &mut Plain, &CpuSamples::default());
+    let seen = budget(&mut past, &[asked], &BTreeMap::new(), &(), &mut Plain, &ThreadRecords::default());
     let [waits] = seen.waits.as_slice() else { panic!("{:?}", seen.waits) };
     // The wakee is switched in a microsecond later.
     assert_eq!((waits.via.as_str(), waits.ns), ("page fault", 100 * 29 * US));
@@ -176,7 +176,7 @@ fn short_disk_waits_are_grouped_by_operation() {
     });
     let mut past = Recorded { cpus: vec![slices.collect()] };
     let asked = Query { tid: 5, from_ns: 1, to_ns: 1 + 4_955 * US, is_wait: false, is_command: false };
-    let seen = budget(&mut past, &[asked], &BTreeMap::new(), &(), &mut Plain, &CpuSamples::default());
+    let seen = budget(&mut past, &[asked], &BTreeMap::new(), &(), &mut Plain, &ThreadRecords::default());
     let [waits] = seen.waits.as_slice() else { panic!("{:?}", seen.waits) };
     assert_eq!((waits.via.as_str(), waits.ended_by, waits.ns), ("page fault", Some(EndedBy::Disk), 99 * 40 * US));
     assert!(waits.path.iter().all(|part| part.who == "disk7 (read by t5:5)"), "{waits:?}");

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use super::super::budget::{EndedBy, OutsideState, budget};
 use super::*;
-use crate::work::CpuSamples;
+use crate::path::ThreadRecords;
 
 /// Thread 1 is stopped from 10 to 30 ms, and thread 2 resumes it; the kernel reports the stop as `exit`.
 fn stopped(exit: SwitchOut) -> Scenario {
@@ -67,7 +67,14 @@ fn waiter_for_stopped_thread_sees_resuming_thread() {
 fn stopped_thread_is_no_own_sleep() {
     let budget_of = |history: &mut Scenario, known: OutsideState| {
         let of = |tid| Query { tid, from_ns: 1, to_ns: 1 + 100 * MS, is_wait: false, is_command: false };
-        budget(&mut history.past(100), &[of(1)], &BTreeMap::from([(1, known)]), &(), &mut Plain, &CpuSamples::default())
+        budget(
+            &mut history.past(100),
+            &[of(1)],
+            &BTreeMap::from([(1, known)]),
+            &(),
+            &mut Plain,
+            &ThreadRecords::default(),
+        )
     };
     let napper =
         OutsideState { name: name(1), waits_in: Some("clock_nanosleep".to_owned()), ..OutsideState::default() };

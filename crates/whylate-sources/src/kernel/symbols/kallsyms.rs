@@ -15,6 +15,16 @@ fn symbols_of(kallsyms: &str) -> impl Iterator<Item = (u64, &str)> {
     })
 }
 
+/// Returns the data in /proc/kallsyms, as far as it is shown.
+pub(super) fn data_of(kallsyms: &str) -> Vec<(u64, Box<str>)> {
+    let is_data = |line: &&str| {
+        let kind = line.split(' ').nth(1).unwrap_or_default();
+        matches!(kind, "b" | "B" | "d" | "D")
+    };
+    let data = kallsyms.lines().filter(is_data).flat_map(symbols_of);
+    data.filter(|&(address, _)| address != 0).map(|(address, name)| (address, name.into())).collect()
+}
+
 /// Number of live [`ReadOnce`] guards, and the text of /proc/kallsyms while there are any.
 static READ_ONCE: Mutex<(usize, Option<Arc<String>>)> = Mutex::new((0, None));
 

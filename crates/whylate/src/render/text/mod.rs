@@ -19,6 +19,7 @@ pub mod pad;
 pub mod path;
 pub mod processes;
 pub mod program;
+mod reclaim;
 pub mod run;
 pub mod selftest;
 pub mod sqpoll;

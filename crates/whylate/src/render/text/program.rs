@@ -22,7 +22,7 @@ use self::priorities::{with_names_alone, with_priorities};
 use super::fit::fitted;
 use super::overview::Screen;
 use super::table::Table;
-use super::{footer, path, text_of, why, work};
+use super::{footer, path, reclaim, text_of, why, work};
 
 pub use self::file::{form_of, write_file};
 
@@ -68,6 +68,8 @@ pub fn write(
     let mut lines = fitted(&sentence(seen, &states), columns);
     let work = seen.budget.work.as_ref().and_then(|work| work::sentence(work, seen.budget.total_ns));
     lines.extend(work.iter().flat_map(|work| fitted(work, columns)));
+    let reclaim = seen.budget.reclaim.iter().filter_map(|sum| reclaim::sentence(sum, seen.budget.total_ns));
+    lines.extend(reclaim.flat_map(|reclaim| fitted(&reclaim, columns)));
     for (path, ns) in &seen.throttled {
         let path = printable(path);
         let throttled =
@@ -116,7 +118,9 @@ fn percent(ns: u64, budget: &Budget) -> f64 {
 fn states(budget: &Budget) -> Vec<State<'_>> {
     let plain =
         |name: &str, ns| State { name: name.to_owned(), phrase: name.to_owned(), ns, waits: None, is_by_design: false };
-    let mut states = vec![plain("on CPU", budget.on_cpu_ns)];
+    let reclaim_ns: u64 = budget.reclaim.iter().map(|reclaim| reclaim.on_cpu_ns).sum();
+    let mut states = vec![plain("on CPU", budget.on_cpu_ns.saturating_sub(reclaim_ns))];
+    states.extend((reclaim_ns > 0).then(|| plain("reclaiming memory on CPU", reclaim_ns)));
     states.extend((budget.own_sleep_ns > 0).then(|| plain("sleeping voluntarily", budget.own_sleep_ns)));
     let ready = || State { waits: Some(&budget.ready), ..plain("waiting for a CPU", budget.ready.ns) };
     states.extend((budget.ready.ns > 0).then(ready));
@@ -361,8 +365,8 @@ mod tests {
             budget,
             unfinished: Vec::new(),
             throttled: BTreeMap::new(),
-            lost: BTreeMap::new(),
             limitation: None,
+            lost: BTreeMap::new(),
         }
     }
 
@@ -396,6 +400,7 @@ mod tests {
                 ],
             }],
             work: None,
+            reclaim: Vec::new(),
         };
         ProgramReport {
             throttled: BTreeMap::from([("/a/b".to_owned(), 300 * MS)]),

@@ -18,7 +18,7 @@ use whylate_model::units::{counted, format_ns, printable};
 use whylate_model::{ActorName, CauseKind};
 
 use super::path::{self, object_instead, of_name, segments_of_waits, what};
-use super::{footer, processes, text_of, why, work};
+use super::{footer, processes, reclaim, text_of, why, work};
 
 pub use file::{Form, form_of, write_file};
 pub(super) use file::{add_path, functions, write_stacks};
@@ -62,6 +62,9 @@ pub fn write(out: &mut dyn Write, command: &str, explained: &Explained, shown: &
     writeln!(out, "{}", verdict(command, explained, shown, &outsiders))?;
     if let Some(work) = explained.work.as_ref().and_then(|work| work::sentence(work, explained.elapsed_ns)) {
         writeln!(out, "{work}")?;
+    }
+    for reclaim in explained.reclaim.iter().filter_map(|sum| reclaim::sentence(sum, explained.elapsed_ns)) {
+        writeln!(out, "{reclaim}")?;
     }
     write_outsiders(out, explained, &outsiders, shown.is_verbose)?;
     write_path(out, explained, shown.is_verbose)?;
