@@ -9,7 +9,6 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use crate::path::history::Name;
 use crate::{ActorName, Histogram};
 
 /// Maximum number of processes that are named for each reason.
@@ -52,7 +51,7 @@ pub struct ReclaimSpan {
 }
 
 /// PID as shown, and name of a process.
-pub type Process = (u32, Name);
+pub type Process = (u32, String);
 
 /// Number of pages that processes freed, by reason.
 pub type FreedPages = HashMap<ReclaimReason, HashMap<Process, u64>>;
@@ -153,8 +152,8 @@ impl<'a> ReclaimCounter<'a> {
         }
         let sum = |(reason, (ns, on_cpu_ns, durations)): (ReclaimReason, (u64, u64, Vec<u64>))| {
             let freed = self.records.freed.get(&reason);
-            let reclaimer = |(&(pid, name), &pages): (&Process, &u64)| Reclaimer {
-                who: ActorName::thread(name.text(), pid).to_string(),
+            let reclaimer = |((pid, name), &pages): (&Process, &u64)| Reclaimer {
+                who: ActorName::thread(name.as_str(), *pid).to_string(),
                 pages,
             };
             let mut reclaimers: Vec<Reclaimer> =
@@ -184,7 +183,7 @@ mod tests {
     }
 
     fn records(spans: Vec<ReclaimSpan>) -> ReclaimRecords {
-        let process = |name: &str, pid| (pid, Name::new(name));
+        let process = |name: &str, pid| (pid, name.to_owned());
         let of_web = [(process("victim", 7), 16), (process("writer", 8), 64), (process("idle", 9), 0)].into();
         let freed = [(WEB, of_web)].into();
         ReclaimRecords::new(spans, freed, [(9, "/web".to_owned())].into())

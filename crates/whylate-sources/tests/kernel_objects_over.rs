@@ -20,8 +20,7 @@ use anyhow::{Context as _, Result, ensure};
 use support::machine::lock::share_machine;
 use support::oracles::chance::is_emulated;
 use whylate_model::path::budget::{Budget, budget};
-use whylate_model::path::{PathSegment, Query};
-use whylate_model::work::CpuSamples;
+use whylate_model::path::{PathSegment, Query, ThreadRecords};
 use whylate_sources::kernel::clock;
 use whylate_sources::paths::{Program, Recorded, Recorder};
 
@@ -109,7 +108,7 @@ fn recorded(what: &str) -> Result<(Vec<String>, Budget)> {
     println!("lost: {lost:?}");
     let asked = |&tid: &u32| Query { tid, from_ns, to_ns, is_wait: false, is_command: false };
     let asked: Vec<Query> = threads.keys().map(asked).collect();
-    Ok((truths, budget(&mut past, &asked, &BTreeMap::new(), &(), &mut names, &CpuSamples::default())))
+    Ok((truths, budget(&mut past, &asked, &BTreeMap::new(), &(), &mut names, &ThreadRecords::default())))
 }
 
 /// Returns the segments with objects.

@@ -35,7 +35,7 @@ pub(super) const EXITED: &str = "[exited]";
 /// more than 4,096 frames.
 const MAX_INLINED: usize = 30;
 /// The memory of the names that files keep for later snapshots.
-const MAX_KEPT_BYTES: usize = 16 << 20;
+const MAX_KEPT_BYTES: usize = 8 << 20;
 
 #[derive(Default)]
 pub(super) struct FrameNames {

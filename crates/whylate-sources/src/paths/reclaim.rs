@@ -125,7 +125,7 @@ impl ReclaimRecorder {
         }
         if self.freed.contains_key(&reason) || self.freed.len() < MAX_CGROUPS {
             let by_process = self.freed.entry(reason).or_default();
-            let process = (span.process, Name(span.name));
+            let process = (span.process, Name(span.name).text());
             if by_process.contains_key(&process) || by_process.len() < MAX_CGROUPS {
                 *by_process.entry(process).or_default() += span.pages;
             }
