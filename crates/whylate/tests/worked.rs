@@ -25,7 +25,7 @@ use whylate_model::work::{Work, WorkKind, WorkPart};
 /// CPU time of the program, in milliseconds: at least a hundred samples.
 const TOTAL_MS: &str = "2500";
 /// Minimum number of samples that are judged.
-const MIN_SAMPLES: usize = 50;
+const MIN_SAMPLES: u64 = 50;
 /// Share of samples beside the function that runs: reads of the clock, and interrupts.
 const BESIDE: f64 = 0.02;
 
@@ -93,17 +93,19 @@ fn is_part(part: &WorkPart, name: &str) -> bool {
     part.kind == kind && part.name.as_deref() == Some(name) && part.is_caller == is_caller
 }
 
-/// Compares the samples in each function with its share of the CPU time: each may be off by chance in one of 10,000 runs.
+/// Compares the share of the work in each function with its share of the CPU time: each may be off by chance in one of 10,000
+/// runs.
 fn ensure_shares(work: &Work, shares: &BTreeMap<&str, f64>) -> Result<()> {
-    let samples = usize::try_from(work.samples)?;
-    if samples < MIN_SAMPLES {
-        return Err(Unjudged(format!("{samples} samples: others had the CPUs")).into());
+    if work.equal_samples < MIN_SAMPLES {
+        return Err(Unjudged(format!("{} samples: others had the CPUs", work.equal_samples)).into());
     }
+    let samples = usize::try_from(work.equal_samples)?;
+    let count = |share: f64| (share * samples as f64).round() as usize;
     for (name, share) in shares {
-        let count: u64 = work.parts.iter().filter(|part| is_part(part, name)).map(|part| part.samples).sum();
-        let count = usize::try_from(count)?;
+        let ns: u64 = work.parts.iter().filter(|part| is_part(part, name)).map(|part| part.ns).sum();
+        let seen = ns as f64 / work.ns as f64;
         let (at_most, missing) = (by_chance(samples, share + BESIDE), by_chance(samples, 1.0 - share + BESIDE));
-        ensure!(count <= at_most && samples - count <= missing, "{name}: {count} of {samples}, not {share}: {work:?}");
+        ensure!(count(seen) <= at_most && count(1.0 - seen) <= missing, "{name}: {seen}, not {share}: {work:?}");
     }
     Ok(())
 }

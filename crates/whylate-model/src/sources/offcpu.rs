@@ -55,8 +55,8 @@ pub static OFFCPU: Card = Card {
         reason("rules_full", "there was no room for a frame's unwind rule; the stack ends in [unwound partly]"),
         reason("samples_full", "a running thread's sample found no room; it counts for no function (run, -p)"),
         reason(
-            "samples_in_softirqs",
-            "a sample was taken in a softirq, which is not the work of the thread that it came into (run, -p)",
+            "samples_in_interrupts",
+            "a sample was taken in a softirq or another interrupt, which is not the work of the thread that it came into (run, -p)",
         ),
         reason(
             "samples_unread",

@@ -286,8 +286,8 @@ fn word_at(copy: &[u8], start: u64, at: u64) -> Option<u64> {
 }
 
 impl Gathered {
-    /// Names the kernel functions. Also returns the number of samples in softirqs, which are not the work of the threads that
-    /// they came into.
+    /// Names the kernel functions. Also returns the number of samples in interrupts, which are not the work of the threads
+    /// that they came into.
     pub(super) fn named(mut self, kernel: &mut KernelSymbols) -> (CpuSamples, u64) {
         let addresses: BTreeSet<u64> = self.stacks.iter().flat_map(|stack| &stack.kernel).copied().collect();
         kernel.look_up_all(&addresses);
@@ -302,8 +302,8 @@ impl Gathered {
         });
         let stacks: Vec<Arc<RunningStack>> = stacks.collect();
         let before = self.samples.len();
-        self.samples.retain(|sample| !stacks.get(sample.stack as usize).is_some_and(|stack| stack.is_in_softirq()));
-        let in_softirqs = (before - self.samples.len()) as u64;
-        (CpuSamples::new(self.samples, stacks), in_softirqs)
+        self.samples.retain(|sample| !stacks.get(sample.stack as usize).is_some_and(|stack| stack.is_in_interrupt()));
+        let in_interrupts = (before - self.samples.len()) as u64;
+        (CpuSamples::new(self.samples, stacks), in_interrupts)
     }
 }

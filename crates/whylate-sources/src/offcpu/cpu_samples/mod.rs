@@ -113,8 +113,8 @@ impl CpuSampler {
         for (reason, count) in &gathered.lost {
             *lost.entry((*reason).to_owned()).or_default() += count;
         }
-        let (samples, in_softirqs) = gathered.named(kernel);
-        *lost.entry("samples_in_softirqs".to_owned()).or_default() += in_softirqs;
+        let (samples, in_interrupts) = gathered.named(kernel);
+        *lost.entry("samples_in_interrupts".to_owned()).or_default() += in_interrupts;
         Ok(samples)
     }
 }
