@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Functions in which threads worked, by samples of the threads that ran.
 //!
-//! A sample stands for the time since the one before on its CPU. So the share of a function is the share of the samples in
-//! it, and as uncertain as a proportion of that many. The time that was worked is known without samples.
+//! A sample stands for the time since the timer of its CPU expired before. So the times of a thread's samples are expected to
+//! add up to the time that it worked, which is known without samples. If those of the threads of a name do within the sampling
+//! error, they are scaled to it. Otherwise the difference is work that was not sampled, such as that on an isolated CPU.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
@@ -12,6 +13,11 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::folded::STARTS;
+
+/// Frame of work that was not sampled.
+const NOT_SAMPLED: &str = "[not sampled]";
+/// Difference between the sampled and the known time, in standard deviations, up to which it is by chance.
+const MAX_DEVIATIONS: f64 = 3.0;
 
 /// Maximum number of parts; the others are the difference to the whole.
 const MAX_PARTS: usize = 100;
@@ -46,6 +52,26 @@ pub struct CpuSamples {
     samples: Vec<CpuSample>,
     stacks: Vec<Arc<RunningStack>>,
 }
+
+impl RunningStack {
+    /// Returns whether the thread was interrupted in a softirq, or in another interrupt than that of the timer: these have their
+    /// own parts of the time.
+    pub fn is_of_interrupt(&self) -> bool {
+        let has = |prefixes: &[&str], name: &str| prefixes.iter().any(|prefix| name.starts_with(prefix));
+        let mut is_at_exit = false;
+        self.kernel.iter().any(|name| {
+            // Behind the handler, in which case the rest is the thread's.
+            is_at_exit |= has(&INTERRUPT_EXITS, name);
+            let is_timer = name.starts_with("sysvec_apic_timer");
+            has(&SOFTIRQS, name) || !is_at_exit && !is_timer && has(&INTERRUPTS, name)
+        })
+    }
+}
+
+/// Kernel functions of softirqs, of interrupts, and of the way back from interrupts, with the prefixes of their names.
+const SOFTIRQS: [&str; 4] = ["handle_softirqs", "__do_softirq", "do_softirq", "__softirqentry_text_start"];
+const INTERRUPTS: [&str; 4] = ["common_interrupt", "sysvec_", "handle_irq_event", "__handle_irq_event"];
+const INTERRUPT_EXITS: [&str; 3] = ["irqentry_exit", "exit_to_user_mode", "exit_to_kernel_mode"];
 
 impl CpuSamples {
     /// Sorts samples.
@@ -82,8 +108,10 @@ pub enum WorkKind {
     Exit,
     /// Reclaim or compaction of memory, whatever needed the memory.
     Reclaim,
-    /// Other kernel code, as that of interrupts.
+    /// Other kernel code.
     Kernel,
+    /// Work without samples, such as that on isolated CPUs.
+    NotSampled,
 }
 
 /// A part of the work.
@@ -114,6 +142,9 @@ pub struct Work {
     pub ns: u64,
     /// Number of samples in that time.
     pub samples: u64,
+    /// Number of samples for equal times that would be as accurate.
+    #[serde(default)]
+    pub equal_samples: u64,
     /// Estimated time of the work that has a name, in nanoseconds: of a function or the nearest caller that has one, of a system
     /// call, or of another kind of kernel work than `kernel`.
     #[serde(default)]
@@ -125,61 +156,104 @@ pub struct Work {
     pub stacks: Vec<(String, Arc<RunningStack>, u64)>,
 }
 
+/// Time of the threads of a name.
+#[derive(Debug, Default)]
+struct OfName {
+    worked_ns: u64,
+    sampled_ns: u64,
+    /// Sum of the squares of the times of samples.
+    squares: f64,
+}
+
+impl OfName {
+    /// Returns what the samples' times are multiplied by, as a fraction, and the time that was not sampled.
+    fn scale(&self) -> ((u64, u64), u64) {
+        let (worked, sampled) = (self.worked_ns as f64, self.sampled_ns as f64);
+        if self.sampled_ns == 0 {
+            return ((0, 1), self.worked_ns);
+        }
+        // Samples are taken at random: the variance of their sum is the expected sum of squares.
+        let mean_ns = self.squares / sampled;
+        let error_ns = MAX_DEVIATIONS * (worked * mean_ns).sqrt() + mean_ns;
+        if worked - sampled > error_ns {
+            return ((1, 1), self.worked_ns - self.sampled_ns);
+        }
+        ((self.worked_ns, self.sampled_ns), 0)
+    }
+}
+
 /// Collects the samples of the time that threads worked.
 #[derive(Debug)]
 pub(crate) struct WorkCounter<'a> {
     samples: &'a CpuSamples,
-    ns: u64,
     count: u64,
-    sampled_ns: u64,
+    by_name: HashMap<String, OfName>,
     /// Number and time of samples, by name of the thread and stack.
     by_stack: HashMap<(String, u32), (u64, u64)>,
 }
 
 impl<'a> WorkCounter<'a> {
     pub(crate) fn new(samples: &'a CpuSamples) -> Self {
-        WorkCounter { samples, ns: 0, count: 0, sampled_ns: 0, by_stack: HashMap::new() }
+        WorkCounter { samples, count: 0, by_name: HashMap::new(), by_stack: HashMap::new() }
     }
 
     /// Adds time for which a thread worked, with its samples in a span.
     pub(crate) fn add(&mut self, tid: u32, name: impl Fn() -> String, ns: u64, span: Range<u64>) {
-        self.ns += ns;
+        if self.samples.samples.is_empty() {
+            return;
+        }
+        let of_name = self.by_name.entry(name()).or_default();
+        of_name.worked_ns += ns;
         let samples: &'a CpuSamples = self.samples;
         for sample in samples.of(tid, span) {
             let (count, ns) = self.by_stack.entry((name(), sample.stack)).or_default();
             (*count, *ns) = (*count + 1, *ns + sample.ns);
-            (self.count, self.sampled_ns) = (self.count + 1, self.sampled_ns + sample.ns);
+            self.count += 1;
+            of_name.sampled_ns += sample.ns;
+            of_name.squares += (sample.ns as f64).powi(2);
         }
     }
 
     /// Returns the work; `None` if there is no sample.
     pub(crate) fn finish(self) -> Option<Work> {
-        let WorkCounter { samples, ns, count, sampled_ns, by_stack } = self;
+        let WorkCounter { samples, count, by_name, by_stack } = self;
         if count == 0 {
             return None;
         }
-        let estimate = |of_ns: u64| (u128::from(of_ns) * u128::from(ns) / u128::from(sampled_ns.max(1))) as u64;
         let unknown = Arc::<RunningStack>::default();
+        let scales: HashMap<&str, _> = by_name.iter().map(|(name, of)| (name.as_str(), of.scale())).collect();
         let mut named_ns = 0;
         let mut parts: BTreeMap<(String, Activity), (u64, u64)> = BTreeMap::new();
         let mut stacks = Vec::with_capacity(by_stack.len());
         for ((thread, stack), (count, of_ns)) in by_stack {
+            let (times, by) = scales.get(thread.as_str()).map_or((1, 1), |(scale, _)| *scale);
+            let ns = (u128::from(of_ns) * u128::from(times) / u128::from(by)) as u64;
             let stack = samples.stacks.get(stack as usize).unwrap_or(&unknown);
             let activity = activity(stack);
-            named_ns += if activity.is_named() { of_ns } else { 0 };
+            named_ns += if activity.is_named() { ns } else { 0 };
             let part = parts.entry((thread.clone(), activity)).or_default();
-            *part = (part.0 + count, part.1 + of_ns);
-            stacks.push((thread, Arc::clone(stack), estimate(of_ns)));
+            *part = (part.0 + count, part.1 + ns);
+            stacks.push((thread, Arc::clone(stack), ns));
         }
-        let part = |((thread, of), (samples, of_ns)): ((String, Activity), (u64, u64))| {
+        let not_sampled = Arc::new(RunningStack { user: vec![NOT_SAMPLED.into()], ..RunningStack::default() });
+        for (&thread, &(_, ns)) in scales.iter().filter(|(_, (_, ns))| *ns > 0) {
+            let activity = Activity { kind: WorkKind::NotSampled, ..Activity::default() };
+            parts.insert((thread.to_owned(), activity), (0, ns));
+            stacks.push((thread.to_owned(), Arc::clone(&not_sampled), ns));
+        }
+        let part = |((thread, of), (samples, ns)): ((String, Activity), (u64, u64))| {
             let Activity { kind, name, is_caller } = of;
-            WorkPart { thread, kind, name, is_caller, samples, ns: estimate(of_ns) }
+            WorkPart { thread, kind, name, is_caller, samples, ns }
         };
         let mut parts: Vec<WorkPart> = parts.into_iter().map(part).collect();
         parts.sort_by_key(|part| Reverse(part.ns));
         parts.truncate(MAX_PARTS);
         stacks.sort_by(|(a, of_a, a_ns), (b, of_b, b_ns)| (b_ns, a, &of_a.user).cmp(&(a_ns, b, &of_b.user)));
-        Some(Work { ns, samples: count, named_ns: estimate(named_ns), parts, stacks })
+        let ns = by_name.values().map(|of| of.worked_ns).sum();
+        let sampled_ns: f64 = by_name.values().map(|of| of.sampled_ns as f64).sum();
+        let squares: f64 = by_name.values().map(|of| of.squares).sum();
+        let equal_samples = if squares > 0.0 { (sampled_ns.powi(2) / squares) as u64 } else { 0 };
+        Some(Work { ns, samples: count, equal_samples, named_ns, parts, stacks })
     }
 }
 
@@ -217,7 +291,7 @@ impl Activity {
     fn is_named(&self) -> bool {
         match self.kind {
             WorkKind::User => self.name.is_some(),
-            WorkKind::Kernel => false,
+            WorkKind::Kernel | WorkKind::NotSampled => false,
             _ => true,
         }
     }
@@ -336,14 +410,52 @@ mod tests {
             WorkPart { thread, kind, name, is_caller: false, samples, ns }
         };
         // 89 ns of work, four samples, three of them with names.
-        assert_eq!((work.ns, work.samples, work.named_ns), (89, 4, 66));
+        assert_eq!((work.ns, work.samples, work.equal_samples, work.named_ns), (89, 4, 4, 54));
         let parts = [
-            part("cc1", WorkKind::User, Some("alpha"), 2, 44),
-            part("as", WorkKind::User, None, 1, 22),
-            part("as", WorkKind::Syscall, Some("read"), 1, 22),
+            part("as", WorkKind::User, None, 1, 34),
+            part("as", WorkKind::Syscall, Some("read"), 1, 34),
+            part("cc1", WorkKind::User, Some("alpha"), 2, 20),
         ];
         assert_eq!(work.parts, parts);
         assert_eq!(work.stacks.iter().map(|(_, _, ns)| ns).sum::<u64>(), 88);
         assert_eq!(WorkCounter::new(&samples).finish(), None);
+    }
+
+    #[test]
+    fn work_of_threads_without_samples_is_not_sampled() {
+        let taken = (0..100).map(|at| CpuSample { tid: 7, at_ns: at * 10, ns: 10, stack: 0 }).collect();
+        let samples = CpuSamples::new(taken, vec![Arc::new(stack(None, &[], &["alpha", "main"]))]);
+        let mut work = WorkCounter::new(&samples);
+        // Sampled, but not where it ran since; on an isolated CPU; and too short for a sample.
+        work.add(7, || "control".to_owned(), 1_100, 0..1_000);
+        work.add(7, || "control".to_owned(), 4_000, 1_000..5_000);
+        work.add(8, || "worker".to_owned(), 9_000, 0..9_000);
+        work.add(9, || "short".to_owned(), 5, 0..5);
+        let work = work.finish().expect("samples");
+        let parts: Vec<_> = work.parts.iter().map(|part| (part.thread.as_str(), part.kind, part.ns)).collect();
+        let not_sampled = |thread, ns| (thread, WorkKind::NotSampled, ns);
+        let control = [not_sampled("control", 4_100), ("control", WorkKind::User, 1_000)];
+        assert_eq!(parts, [&[not_sampled("worker", 9_000)], &control[..], &[not_sampled("short", 5)]].concat());
+        assert_eq!((work.ns, work.named_ns), (14_105, 1_000));
+        assert_eq!(work.stacks.iter().map(|(_, _, ns)| ns).sum::<u64>(), work.ns);
+        // Within the sampling error it is all of the work.
+        let mut work = WorkCounter::new(&samples);
+        work.add(7, || "control".to_owned(), 1_100, 0..1_000);
+        assert_eq!(work.finish().map(|work| work.named_ns), Some(1_100));
+    }
+
+    #[test]
+    fn interrupts_are_no_work_of_the_thread() {
+        let is_of_interrupt = |kernel: &[&str]| stack(Some("write"), kernel, &["main"]).is_of_interrupt();
+        let softirq = ["net_rx_action", "handle_softirqs", "irq_exit_rcu", "sysvec_apic_timer_interrupt"];
+        assert!(is_of_interrupt(&softirq));
+        assert!(is_of_interrupt(&["irqentry_exit", "asm_sysvec_apic_timer_interrupt", "__do_softirq", "do_softirq"]));
+        assert!(is_of_interrupt(&["vring_interrupt", "__handle_irq_event_percpu", "common_interrupt"]));
+        assert!(is_of_interrupt(&["flush_tlb_func", "sysvec_call_function"]));
+        // The thread returns from interrupts.
+        assert!(!is_of_interrupt(&["finish_task_switch", "schedule", "irqentry_exit", "sysvec_reschedule_ipi"]));
+        assert!(!is_of_interrupt(&["irqentry_exit", "asm_sysvec_apic_timer_interrupt"]));
+        assert!(!is_of_interrupt(&["copy_page", "vfs_write", "do_syscall_64"]));
+        assert!(!is_of_interrupt(&[]));
     }
 }

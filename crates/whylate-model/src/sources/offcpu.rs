@@ -41,6 +41,14 @@ pub static OFFCPU: Card = Card {
             "holders_unmet",
             "a lock's holder has ended or is outside this PID namespace; it is not named (--blocked)",
         ),
+        reason(
+            "in_interrupts",
+            "a running thread's sample was in an interrupt or softirq; it counts for no function (run, -p)",
+        ),
+        reason(
+            "kernel_stacks_unread",
+            "the kernel stack of a running thread was unreadable; it counts for no function (run, -p)",
+        ),
         reason("names_full", "the names of all stacks took too much memory; stacks lack outer frames ([cut])"),
         reason(
             "objects_unread",
@@ -51,6 +59,10 @@ pub static OFFCPU: Card = Card {
         reason(
             "programs_full",
             "a wait, or the start of a program, counts for none of the programs held up: too many threads, names or kinds",
+        ),
+        reason(
+            "over_budget",
+            "reading programs took too long, so a later process was not read; its sample has no names (run, -p)",
         ),
         reason("rules_full", "there was no room for a frame's unwind rule; the stack ends in [unwound partly]"),
         reason("samples_full", "a running thread's sample found no room; it counts for no function (run, -p)"),

@@ -36,8 +36,17 @@ pub(crate) fn remedy() -> &'static str {
 
 /// Gives a thread, 0 for the calling one, the highest weight of a normal thread.
 pub(crate) fn favour(tid: u32) -> io::Result<()> {
+    set_nice(tid, -20)
+}
+
+/// Gives the calling thread the default weight.
+pub(crate) fn favour_no_more() -> io::Result<()> {
+    set_nice(0, 0)
+}
+
+fn set_nice(tid: u32, nice: libc::c_int) -> io::Result<()> {
     // SAFETY: the call takes numbers.
-    match unsafe { libc::setpriority(libc::PRIO_PROCESS, tid, -20) } {
+    match unsafe { libc::setpriority(libc::PRIO_PROCESS, tid, nice) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }

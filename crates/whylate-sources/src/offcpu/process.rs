@@ -152,6 +152,13 @@ impl Processes {
 
     /// Begins a walk: mappings that lack an address may be read again.
     pub(super) fn begin_walk(&mut self) {
+        self.look_again();
+        self.budget.begin_walk(Instant::now());
+        self.code.drop_unused();
+    }
+
+    /// Lets mappings be read again, within the time that is left for this walk.
+    pub(super) fn look_again(&mut self) {
         let walk = self.walk;
         let new = self.with_compiled_code(|process| process.read_in == walk);
         if !new.is_empty() {
@@ -159,8 +166,6 @@ impl Processes {
             self.perf_maps.read(new);
         }
         self.walk += 1;
-        self.budget.begin_walk(Instant::now());
-        self.code.drop_unused();
     }
 
     /// Returns whether rules for code that could not be read are to be requested again now.

@@ -21,7 +21,7 @@ enum cpu_sample_limits {
 	PAGE_BYTES = 4096,
 	/* Maximum bytes of a user stack that are copied. */
 	STACK_BYTES = 4 * PAGE_BYTES,
-	/* Size of the ring buffer, some hundred samples. */
+	/* Minimum size of the ring buffer: 120 samples of deep stacks. */
 	RING_BYTES = 1 << 21,
 	SEEN_PROCESSES = 8192,
 	/* Maximum distance of a descendant from its ancestor. */
@@ -45,6 +45,8 @@ enum {
 enum lost_sample {
 	/* No room in the ring buffer. */
 	LOST_SAMPLES,
+	/* The kernel's stack could not be read, so it is not known what was interrupted. */
+	LOST_KERNEL_STACKS,
 	LOST_SAMPLE_REASONS,
 };
 
@@ -61,6 +63,8 @@ enum user_code {
 /* A thread that ran when the timer of its CPU expired. */
 struct cpu_sample {
 	u64 at_ns;
+	/* Time since the timer of this CPU expired before, which the sample stands for. */
+	u64 ns;
 	/* Distinguishes a process from later ones with its PID. */
 	u64 started_ns;
 	/* Where its stack begins, which differs after an exec. */
@@ -114,6 +118,10 @@ const volatile s32 own_tgid = 0;
 
 /* Run time of the program. */
 u64 spent_ns = 0;
+/* Number of times that a timer expired. */
+u64 expiries = 0;
+/* Period with which the timers start. */
+u64 first_period_ns = 0;
 
 LOST_EVENTS(lost_sample, LOST_SAMPLE_REASONS)
 
@@ -136,6 +144,14 @@ struct {
 	__type(key, u32);
 	__type(value, struct sample_with_stack);
 } sample_of_cpu SEC(".maps");
+
+/* Time at which the timer of a CPU expired last; 0: never. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, u64);
+} expired_ns_of_cpu SEC(".maps");
 
 static __always_inline bool is_descendant(const struct task_struct *task)
 {
@@ -180,7 +196,7 @@ static __always_inline bool is_of_program(struct task_struct *task, const struct
 	return is_wanted(task, false);
 }
 
-static __always_inline void send_sample(void *ctx, struct task_struct *task, u64 now_ns)
+static __always_inline void send_sample(void *ctx, struct task_struct *task, u64 now_ns, u64 ns)
 {
 	const struct pt_regs *regs = (const struct pt_regs *)bpf_task_pt_regs(task);
 	struct process_identity identity = {};
@@ -217,6 +233,7 @@ static __always_inline void send_sample(void *ctx, struct task_struct *task, u64
 		}
 	}
 	sample->at_ns = now_ns;
+	sample->ns = ns;
 	sample->started_ns = identity.started_ns;
 	sample->tid = shown_number(task);
 	sample->tgid = shown_process(task);
@@ -224,7 +241,11 @@ static __always_inline void send_sample(void *ctx, struct task_struct *task, u64
 	sample->syscall = -1;
 	/* Empty if user code is interrupted. */
 	bytes = bpf_get_stack(ctx, sample->kernel, sizeof(sample->kernel), 0);
-	sample->kernel_frames = bytes > 0 ? (u64)bytes / 8 : 0;
+	if (bytes < 0) {
+		lose(LOST_KERNEL_STACKS);
+		return;
+	}
+	sample->kernel_frames = (u64)bytes / 8;
 	if (sample->kernel_frames)
 		sample->syscall = syscall_of(task);
 	sample->user_code = NO_USER_CODE;
@@ -238,20 +259,37 @@ static __always_inline void send_sample(void *ctx, struct task_struct *task, u64
 		sample->bp = regs->bp;
 		sent_bytes += copy_stack(sent);
 	}
+	if (bpf_ringbuf_query(&cpu_samples, BPF_RB_AVAIL_DATA) > bpf_ringbuf_query(&cpu_samples, BPF_RB_RING_SIZE) / 2)
+		flags = BPF_RB_FORCE_WAKEUP;
 	if (sent_bytes > sizeof(*sent) || bpf_ringbuf_output(&cpu_samples, sent, sent_bytes, flags))
 		lose(LOST_SAMPLES);
+}
+
+/* Returns the time since the timer of this CPU expired before. */
+static __always_inline u64 since_last_expiry(u64 now_ns)
+{
+	u32 zero = 0;
+	u64 *expired_ns = bpf_map_lookup_elem(&expired_ns_of_cpu, &zero);
+	u64 before_ns;
+
+	if (!expired_ns)
+		return first_period_ns;
+	before_ns = *expired_ns;
+	*expired_ns = now_ns;
+	return before_ns ? now_ns - before_ns : first_period_ns;
 }
 
 SEC("perf_event")
 int on_cpu_clock(void *ctx)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
-	u64 now_ns;
+	u64 now_ns = bpf_ktime_get_ns();
+	u64 ns = since_last_expiry(now_ns);
 
+	__sync_fetch_and_add(&expiries, 1);
 	if (!task->pid)
 		return 0;
-	now_ns = bpf_ktime_get_ns();
-	send_sample(ctx, task, now_ns);
+	send_sample(ctx, task, now_ns, ns);
 	__sync_fetch_and_add(&spent_ns, bpf_ktime_get_ns() - now_ns);
 	return 0;
 }

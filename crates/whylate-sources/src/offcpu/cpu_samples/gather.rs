@@ -4,6 +4,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::mem::take;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use whylate_model::name::cut;
 use whylate_model::work::{CpuSample, CpuSamples, RunningStack};
@@ -11,24 +12,26 @@ use whylate_model::work::{CpuSample, CpuSamples, RunningStack};
 use super::skel::types::{cpu_sample, user_code};
 use crate::kernel::attach::read_plain;
 use crate::kernel::pid_namespace;
+use crate::kernel::priority;
 use crate::kernel::symbols::KernelSymbols;
 use crate::kernel::syscalls;
 use crate::offcpu::CallGraph;
-use crate::offcpu::names::{EXITED, FrameNames, UNREADABLE, UNWOUND_PARTLY};
+use crate::offcpu::names::{EXITED, FrameNames, UNREAD, UNREADABLE, UNWOUND_PARTLY};
 use crate::offcpu::process::Processes;
 use crate::offcpu::rules::Rule;
 use crate::offcpu::skel::types::unknown_frame;
 use crate::offcpu::stack::plain;
 
-/// Number of samples from which every second one is dropped, and the others count for two.
+/// Number of samples, and of distinct stacks, from which a random half of the samples is dropped, and the others count for two.
 const MAX_SAMPLES: usize = 1 << 18;
+const MAX_STACKS: usize = 1 << 14;
+/// Minimum time between two budgets for reading files.
+const BETWEEN_BUDGETS: Duration = Duration::from_millis(200);
 /// Number of pending stacks, and of processes, from which their frames are named and the processes forgotten.
 const MAX_PENDING: usize = 4_096;
 const MAX_PROCESSES: usize = 2_048;
 /// Maximum number of rules of instructions.
 const MAX_RULES: usize = 1 << 17;
-/// Maximum number of distinct stacks; of more, only the innermost frames are kept.
-const MAX_STACKS: usize = 1 << 16;
 /// Maximum length of a name, and of all names.
 const MAX_NAME: usize = 256;
 const MAX_NAMES_BYTES: usize = 16 << 20;
@@ -61,8 +64,8 @@ struct Lost {
     names_full: u64,
     /// Files of which not all names could be read.
     unread_files: u64,
-    /// Stacks for which there was no room: the innermost frames are kept.
-    stacks_full: u64,
+    /// Samples of processes that were not read, as reading had taken too long already.
+    over_budget: u64,
     /// User code of processes that exited, or executed another program, before their mappings were read.
     exited: u64,
     /// Stacks without their outer frames.
@@ -83,9 +86,11 @@ pub(super) struct Gather {
     stacks: HashMap<NumberedStack, u32>,
     samples: Vec<CpuSample>,
     pending: Vec<PendingStack>,
-    /// Number of times that every second sample was dropped.
+    /// Number of times that half of the samples was dropped.
     halvings: u32,
-    arrived: u64,
+    /// Time of the last budget for reading files.
+    budgeted: Option<Instant>,
+    reads_processes: bool,
     has_proc: bool,
 }
 
@@ -112,7 +117,8 @@ impl Gather {
             samples: Vec::new(),
             pending: Vec::new(),
             halvings: 0,
-            arrived: 0,
+            budgeted: None,
+            reads_processes: true,
             has_proc: pid_namespace::has_proc(),
         }
     }
@@ -124,25 +130,38 @@ impl Gather {
 
     /// Begins to take in what has arrived.
     pub(super) fn begin(&mut self) {
-        self.processes.begin_walk();
+        let now = Instant::now();
+        if self.budgeted.is_some_and(|before| now - before < BETWEEN_BUDGETS) {
+            self.processes.look_again();
+        } else {
+            self.budgeted = Some(now);
+            self.processes.begin_walk();
+        }
     }
 
-    /// Takes in a sample that stands for `ns`.
-    pub(super) fn add(&mut self, record: &[u8], ns: u64) {
+    /// Sets whether processes are read that were not seen before.
+    pub(super) fn reads_processes(&mut self, reads_processes: bool) {
+        self.reads_processes = reads_processes;
+    }
+
+    /// Takes in a sample.
+    pub(super) fn add(&mut self, record: &[u8]) {
         let Some(sample) = read_plain::<cpu_sample>(record) else { return };
-        self.arrived += 1;
         // As many as are kept of the earlier ones.
-        if !self.arrived.is_multiple_of(1 << self.halvings) {
+        if !is_kept(sample.tid, sample.at_ns, self.halvings) {
             return;
         }
         let copy = record.get(size_of::<cpu_sample>()..).unwrap_or_default();
-        let process = self.process_of(&sample);
-        let (mut user, mut end) = (Vec::new(), Some(UNREADABLE));
+        let is_read = self.reads_processes || self.ids.contains_key(&(sample.started_ns, sample.tgid, sample.execs));
+        let (mut process, mut user, mut end) = (0, Vec::new(), Some(UNREADABLE));
         // The registers of a thread that executes a program are those of the program before, whose memory is gone.
         let executes = matches!(sample.syscall.into(), libc::SYS_execve | libc::SYS_execveat);
         if executes || sample.user_code == user_code::NO_USER_CODE {
             end = None;
+        } else if !is_read {
+            (end, self.lost.over_budget) = (Some(UNREAD), self.lost.over_budget + 1);
         } else if sample.user_code == user_code::UNWINDABLE_USER_CODE {
+            process = self.process_of(&sample);
             let tgid = if self.has_proc { sample.tgid } else { 0 };
             let (ip, sp, bp) = (sample.ip, sample.sp, sample.bp);
             let of = unknown_frame { ip, sp, bp, process, tgid, ..unknown_frame::default() };
@@ -154,7 +173,7 @@ impl Gather {
         let kernel = kernel.collect();
         let (sample_index, syscall) = (self.samples.len(), sample.syscall);
         self.pending.push(PendingStack { sample: sample_index, process, syscall, kernel, user, end });
-        let ns = ns << self.halvings;
+        let ns = sample.ns << self.halvings;
         self.samples.push(CpuSample { tid: sample.tid, at_ns: sample.at_ns, ns, stack: 0 });
     }
 
@@ -172,7 +191,7 @@ impl Gather {
             self.rules.clear();
         }
         if self.pending.len() >= MAX_PENDING || self.ids.len() >= MAX_PROCESSES {
-            self.name();
+            self.name_at_normal_priority();
             if self.ids.len() >= MAX_PROCESSES {
                 self.processes.clear();
                 self.ids.clear();
@@ -180,15 +199,38 @@ impl Gather {
             }
         }
         if self.samples.len() >= MAX_SAMPLES {
-            self.name();
-            let mut number = 0_usize;
-            self.samples.retain(|_| {
-                number += 1;
-                number.is_multiple_of(2)
-            });
-            self.samples.iter_mut().for_each(|sample| sample.ns *= 2);
-            self.halvings += 1;
+            self.name_at_normal_priority();
         }
+        while self.samples.len() >= MAX_SAMPLES || self.stacks.len() >= MAX_STACKS && self.pending.is_empty() {
+            self.halve();
+        }
+    }
+
+    /// Drops half of the samples, and the stacks that no other sample has.
+    fn halve(&mut self) {
+        self.halvings += 1;
+        let halvings = self.halvings;
+        self.samples.retain(|sample| is_kept(sample.tid, sample.at_ns, halvings));
+        let mut old: HashMap<u32, NumberedStack> =
+            take(&mut self.stacks).into_iter().map(|(stack, at)| (at, stack)).collect();
+        let mut renumbered: HashMap<u32, u32> = HashMap::new();
+        for sample in &mut self.samples {
+            sample.ns *= 2;
+            let next = renumbered.len() as u32;
+            sample.stack = *renumbered.entry(sample.stack).or_insert(next);
+        }
+        for (before, after) in renumbered {
+            if let Some(stack) = old.remove(&before) {
+                self.stacks.insert(stack, after);
+            }
+        }
+    }
+
+    /// Names frames during the measurement: this may take long, and the program has a right to its CPUs.
+    fn name_at_normal_priority(&mut self) {
+        let _ = priority::favour_no_more();
+        self.name();
+        let _ = priority::favour(0);
     }
 
     /// Names the frames of pending stacks.
@@ -238,18 +280,13 @@ impl Gather {
     }
 
     fn stack_of(&mut self, syscall: i32, kernel: &[u64], user: Vec<u32>) -> u32 {
-        let mut stack = NumberedStack { syscall, kernel: kernel.to_vec(), user };
-        if self.stacks.len() >= MAX_STACKS && !self.stacks.contains_key(&stack) {
-            stack.kernel.truncate(1);
-            stack.user.truncate(1);
-            self.lost.stacks_full += 1;
-        }
         let next = self.stacks.len() as u32;
-        *self.stacks.entry(stack).or_insert(next)
+        *self.stacks.entry(NumberedStack { syscall, kernel: kernel.to_vec(), user }).or_insert(next)
     }
 
     /// Names what is pending, and returns all of it.
     pub(super) fn finish(mut self, lost: Vec<(&'static str, u64)>) -> Gathered {
+        let _ = priority::favour_no_more();
         self.name();
         let mut stacks: Vec<(u32, NumberedStack)> = self.stacks.into_iter().map(|(stack, at)| (at, stack)).collect();
         stacks.sort_unstable_by_key(|(at, _)| *at);
@@ -260,7 +297,7 @@ impl Gather {
         lost.extend([
             ("unread_files", self.lost.unread_files),
             ("names_full", self.lost.names_full),
-            ("stacks_full", self.lost.stacks_full),
+            ("over_budget", self.lost.over_budget),
             ("exited", self.lost.exited),
             ("unwound_partly", self.lost.unwound_partly),
         ]);
@@ -273,6 +310,16 @@ impl Gather {
     }
 }
 
+/// Returns whether a sample is kept after a number of halvings. Random: samples of one CPU are at regular places in the order of
+/// all, and a sample that is kept after a halving was kept after each one before.
+fn is_kept(tid: u32, at_ns: u64, halvings: u32) -> bool {
+    // The finalizer of SplitMix64.
+    let mut hash = at_ns.wrapping_add(u64::from(tid).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    hash = (hash ^ hash >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    hash = (hash ^ hash >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    (hash ^ hash >> 31).trailing_zeros() >= halvings
+}
+
 /// Returns the word at an address of which `copy` has the bytes from `start` on.
 fn word_at(copy: &[u8], start: u64, at: u64) -> Option<u64> {
     let from = usize::try_from(at.checked_sub(start)?).ok()?;
@@ -280,19 +327,76 @@ fn word_at(copy: &[u8], start: u64, at: u64) -> Option<u64> {
 }
 
 impl Gathered {
-    /// Names the kernel functions.
-    pub(super) fn named(self, kernel: &mut KernelSymbols) -> CpuSamples {
+    /// Names the kernel functions. Also returns the number of samples in interrupts, which are no work of their threads.
+    pub(super) fn named(self, kernel: &mut KernelSymbols) -> (CpuSamples, u64) {
         let addresses: BTreeSet<u64> = self.stacks.iter().flat_map(|stack| &stack.kernel).copied().collect();
         kernel.look_up_all(&addresses);
         let of_kernel: HashMap<u64, Arc<str>> =
             addresses.iter().map(|&at| (at, plain(kernel.name(at)).into())).collect();
-        let stacks = self.stacks.iter().map(|stack| {
-            Arc::new(RunningStack {
-                syscall: syscalls::name(stack.syscall),
-                kernel: stack.kernel.iter().filter_map(|at| of_kernel.get(at).cloned()).collect(),
-                user: stack.user.iter().filter_map(|&at| self.names.get(at as usize).cloned()).collect(),
+        let stacks: Vec<Arc<RunningStack>> = self
+            .stacks
+            .iter()
+            .map(|stack| {
+                Arc::new(RunningStack {
+                    syscall: syscalls::name(stack.syscall),
+                    kernel: stack.kernel.iter().filter_map(|at| of_kernel.get(at).cloned()).collect(),
+                    user: stack.user.iter().filter_map(|&at| self.names.get(at as usize).cloned()).collect(),
+                })
             })
-        });
-        CpuSamples::new(self.samples, stacks.collect())
+            .collect();
+        let (count, mut samples) = (self.samples.len(), self.samples);
+        samples.retain(|sample| stacks.get(sample.stack as usize).is_none_or(|stack| !stack.is_of_interrupt()));
+        let in_interrupts = (count - samples.len()) as u64;
+        (CpuSamples::new(samples, stacks), in_interrupts)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::plain::as_bytes;
+    use super::*;
+
+    /// Bytes of a sample of a kernel thread.
+    fn record(tid: u32, at_ns: u64, ns: u64, kernel: u64) -> Vec<u8> {
+        let mut sample =
+            cpu_sample { tid, at_ns, ns, syscall: -1, user_code: user_code::NO_USER_CODE, ..cpu_sample::default() };
+        (sample.kernel_frames, sample.kernel[0]) = (1, kernel);
+        as_bytes(&sample).to_vec()
+    }
+
+    #[test]
+    fn samples_stand_for_the_period_in_which_they_were_taken() {
+        let mut gather = Gather::new();
+        (0..100).for_each(|at| gather.add(&record(7, at, 10, 0x10)));
+        gather.make_room();
+        // Half as many with the other function, with twice the period.
+        (100..150).for_each(|at| gather.add(&record(7, at, 20, 0x20)));
+        let gathered = gather.finish(Vec::new());
+        let of = |kernel: u64| {
+            let is_it = |sample: &&CpuSample| gathered.stacks[sample.stack as usize].kernel == [kernel];
+            gathered.samples.iter().filter(is_it).map(|sample| sample.ns).sum::<u64>()
+        };
+        assert_eq!((of(0x10), of(0x20)), (1_000, 1_000));
+    }
+
+    #[test]
+    fn dropped_samples_are_of_all_cpus_and_stacks() {
+        let mut gather = Gather::new();
+        // Two CPUs, whose samples arrive in turn. Each sample has a stack of its own.
+        for at in 0..20_000_u64 {
+            gather.add(&record(1, at, 1, at * 2));
+            gather.add(&record(2, at, 1, at * 2 + 1));
+            gather.make_room();
+        }
+        let gathered = gather.finish(Vec::new());
+        assert!(gathered.samples.len() < MAX_STACKS + MAX_PENDING, "{} samples", gathered.samples.len());
+        for tid in [1, 2] {
+            let of_cpu = || gathered.samples.iter().filter(|sample| sample.tid == tid);
+            let ns: u64 = of_cpu().map(|sample| sample.ns).sum();
+            assert!((18_000..22_000).contains(&ns), "{ns} ns of CPU {tid}");
+            for sample in of_cpu() {
+                assert_eq!(gathered.stacks[sample.stack as usize].kernel, [sample.at_ns * 2 + u64::from(tid) - 1]);
+            }
+        }
     }
 }

@@ -3,8 +3,9 @@
 //!
 //! A timer on each CPU interrupts whatever runs there, and a BPF program sends the stacks of the program's threads. A separate
 //! thread unwinds them at once, as processes may be short: with the mappings, files and unwind information that serve for
-//! sleeping threads too. All of it takes at most 0.5 % of one CPU ([`rate`]), except that files are read once when they are
-//! first seen, and that names are looked up at the end. Samples that name less than they could are counted by reason.
+//! sleeping threads too. The period is chosen so that all of it takes 0.5 % of one CPU ([`rate`]). That is no bound: files are
+//! read when they are first seen, until that is [`MAX_DEBT_NS`] beyond the budget, and names are looked up at the end, and
+//! at normal priority whenever many are pending. Samples that name less than they could are counted by reason.
 
 mod gather;
 mod rate;
@@ -23,16 +24,17 @@ use whylate_model::work::CpuSamples;
 
 use self::gather::Gathered;
 use self::rate::Rate;
-use self::skel::types::{cpu_sample, lost_sample, rodata};
+use self::skel::types::{cpu_sample, cpu_sample_limits, lost_sample, rodata};
 use self::skel::{CpuSamplesSkel, CpuSamplesSkelBuilder};
 use super::watchdog::{Beginning, Worker};
 use crate::kernel::attach::{self, PlainData};
+use crate::kernel::cpu_choice::Choice;
 use crate::kernel::heartbeat::Period;
 use crate::kernel::mapped::MappedArray;
 use crate::kernel::perf_event::{EVERY_THREAD, run_at, set_period, start_timer};
 use crate::kernel::records::Records;
 use crate::kernel::symbols::KernelSymbols;
-use crate::kernel::{cgroups, clock, cpu_choice, pid_namespace, priority};
+use crate::kernel::{cgroups, clock, pid_namespace, priority};
 use crate::source::{AttachError, Threads};
 
 #[allow(missing_docs, unsafe_code, clippy::all, clippy::unwrap_used, clippy::undocumented_unsafe_blocks)]
@@ -44,6 +46,10 @@ mod skel {
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// Time between two updates of the period.
 const RATE_INTERVAL_NS: u64 = 500_000_000;
+/// CPU time beyond the budget from which no more processes are read.
+const MAX_DEBT_NS: f64 = 2e9;
+/// Size of the ring buffer for each CPU: the timers of all CPUs may expire at once, twice until samples are read.
+const RING_BYTES_OF_CPU: u32 = 1 << 15;
 /// CPU time of a timer interrupt if it cannot be measured.
 const PRESUMED_INTERRUPT_NS: u64 = 5_000;
 
@@ -103,7 +109,9 @@ impl CpuSampler {
         for (reason, count) in &gathered.lost {
             *lost.entry((*reason).to_owned()).or_default() += count;
         }
-        Ok(gathered.named(kernel))
+        let (samples, in_interrupts) = gathered.named(kernel);
+        *lost.entry("in_interrupts".to_owned()).or_default() += in_interrupts;
+        Ok(samples)
     }
 }
 
@@ -128,10 +136,15 @@ impl Sampling {
         let mut open = CpuSamplesSkelBuilder::default().open(attach::open_object())?;
         let settings = open.maps.rodata_data.as_deref_mut().context("the BPF object has no settings")?;
         configure(settings, selected)?;
-        let skeleton = attach::load(open)?;
-        let cpus = cpu_choice::usable().context("cannot list the CPUs")?;
-        let interrupt_ns = Period::affordable(&cpus).interrupt_ns.unwrap_or(PRESUMED_INTERRUPT_NS);
+        let choice = Choice::here(&[])?;
+        let cpus = choice.at_least_one()?;
+        let ring_bytes = (cpus.len() as u32 * RING_BYTES_OF_CPU).next_power_of_two();
+        open.maps.cpu_samples.set_max_entries(ring_bytes.max(cpu_sample_limits::RING_BYTES.0))?;
+        let mut skeleton = attach::load(open)?;
+        let interrupt_ns = Period::affordable(cpus).interrupt_ns.unwrap_or(PRESUMED_INTERRUPT_NS);
         let rate = Rate::new(cpus.len(), interrupt_ns, clock::monotonic_ns());
+        skeleton.maps.bss_data.as_deref_mut().context("the BPF object has no variables")?.first_period_ns =
+            rate.period_ns();
         let program = skeleton.progs.on_cpu_clock.as_fd();
         let timer = |&cpu: &u32| {
             let timer = start_timer(EVERY_THREAD, cpu as libc::c_int, rate.period_ns())?;
@@ -187,7 +200,7 @@ impl Sampling {
         let Some(mut record) = self.records.next() else { return false };
         self.gather.begin();
         loop {
-            self.gather.add(&record, self.rate.period_ns());
+            self.gather.add(&record);
             match self.records.next() {
                 Some(next) => record = next,
                 None => break,
@@ -198,14 +211,14 @@ impl Sampling {
     }
 
     fn update_rate(&mut self, now_ns: u64) {
-        let in_program_ns = self.skeleton.maps.bss_data.as_deref().map_or(0, |variables| variables.spent_ns);
+        let variables = self.skeleton.maps.bss_data.as_deref();
+        let (in_program_ns, expiries) = variables.map_or((0, 0), |variables| (variables.spent_ns, variables.expiries));
         let own_ns = clock::thread_cpu_ns().saturating_sub(self.began_cpu_ns) + self.gather.other_cpu_ns();
-        let before_ns = self.rate.period_ns();
-        self.rate.update(now_ns, in_program_ns + own_ns, self.idle_ns);
-        if self.rate.period_ns() != before_ns {
+        if self.rate.update(now_ns, expiries, in_program_ns + own_ns, self.idle_ns) {
             // A timer of a CPU that is offline keeps its period.
             self.timers.iter().for_each(|timer| drop(set_period(timer, self.rate.period_ns())));
         }
+        self.gather.reads_processes(self.rate.debt_ns(now_ns) < MAX_DEBT_NS);
     }
 
     fn finish(mut self) -> anyhow::Result<Gathered> {
@@ -218,8 +231,10 @@ impl Sampling {
     }
 
     /// Returns the number of lost samples, by reason.
-    fn take_lost(&self) -> [(&'static str, u64); 1] {
-        [("samples_full", self.lost.u64_at(lost_sample::LOST_SAMPLES.0 as usize, 0).load(Relaxed))]
+    fn take_lost(&self) -> [(&'static str, u64); 2] {
+        let count = |reason: lost_sample| self.lost.u64_at(reason.0 as usize, 0).load(Relaxed);
+        let (samples, stacks) = (count(lost_sample::LOST_SAMPLES), count(lost_sample::LOST_KERNEL_STACKS));
+        [("samples_full", samples), ("kernel_stacks_unread", stacks)]
     }
 }
 
@@ -250,4 +265,11 @@ mod plain {
 
     // SAFETY: integers and arrays of them.
     unsafe impl PlainData for cpu_sample {}
+
+    /// Returns a sample as it arrives.
+    #[cfg(test)]
+    pub(super) fn as_bytes(sample: &cpu_sample) -> &[u8] {
+        // SAFETY: the bytes are those of a live value that is made of integers.
+        unsafe { std::slice::from_raw_parts(std::ptr::from_ref(sample).cast(), size_of::<cpu_sample>()) }
+    }
 }

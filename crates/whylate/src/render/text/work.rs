@@ -9,6 +9,10 @@ use whylate_model::work::{Work, WorkKind, WorkPart};
 
 /// Minimum number of samples for shares: of fewer, a share could be wrong by half of the whole.
 const MIN_SAMPLES: u64 = 20;
+/// Number of samples from which shares are right within about a tenth of the whole.
+const MANY_SAMPLES: u64 = 100;
+/// Minimum number of samples of a function.
+const MIN_OF_FUNCTION: u64 = 5;
 /// Smaller shares of the time are left out.
 const SHOWN_PERCENT: f64 = 1.0;
 /// Maximum number of programs, of functions of each, and of kinds of kernel work.
@@ -20,7 +24,7 @@ const MAX_NAME: usize = 40;
 
 /// Returns whether there are enough samples for shares.
 pub(super) fn has_enough_samples(work: &Work) -> bool {
-    work.samples >= MIN_SAMPLES
+    work.equal_samples >= MIN_SAMPLES
 }
 
 /// Returns a sentence about the work and its shares of `total_ns`; `None` if there are too few samples.
@@ -31,9 +35,12 @@ pub(super) fn sentence(work: &Work, total_ns: u64) -> Option<String> {
     }
     let is_shown = |ns: u64| percent(ns) >= SHOWN_PERCENT;
     let mut of_programs: BTreeMap<&str, (u64, Vec<&WorkPart>)> = BTreeMap::new();
+    let mut not_sampled_ns = 0;
     let mut of_kernel: BTreeMap<String, u64> = BTreeMap::new();
     for part in &work.parts {
-        if part.kind == WorkKind::User {
+        if part.kind == WorkKind::NotSampled {
+            not_sampled_ns += part.ns;
+        } else if part.kind == WorkKind::User {
             let (ns, parts) = of_programs.entry(&part.thread).or_default();
             *ns += part.ns;
             parts.push(part);
@@ -44,7 +51,8 @@ pub(super) fn sentence(work: &Work, total_ns: u64) -> Option<String> {
     let mut programs: Vec<_> = of_programs.into_iter().filter(|(_, (ns, _))| is_shown(*ns)).collect();
     programs.sort_by_key(|(_, (ns, _))| Reverse(*ns));
     let program = |(name, (ns, parts)): (&str, (u64, Vec<&WorkPart>))| {
-        let functions = parts.iter().filter(|part| is_shown(part.ns)).take(MAX_FUNCTIONS);
+        let functions =
+            parts.iter().filter(|part| is_shown(part.ns) && part.samples >= MIN_OF_FUNCTION).take(MAX_FUNCTIONS);
         let functions = functions.map(|part| format!("{:.0}% {}", percent(part.ns), function(part)));
         let functions = functions.collect::<Vec<_>>().join(", ");
         let functions = if functions.is_empty() { String::new() } else { format!(" ({functions})") };
@@ -60,7 +68,11 @@ pub(super) fn sentence(work: &Work, total_ns: u64) -> Option<String> {
         let kinds = if kinds.is_empty() { String::new() } else { format!(" ({kinds})") };
         shares.push(format!("kernel {:.0}%{kinds}", percent(kernel_ns)));
     }
-    let worked = format!("Worked {:.0}% ({} samples)", percent(work.ns), work.samples);
+    if is_shown(not_sampled_ns) {
+        shares.push(format!("not sampled {:.0}%", percent(not_sampled_ns)));
+    }
+    let rough = if work.equal_samples < MANY_SAMPLES { "; shares are rough" } else { "" };
+    let worked = format!("Worked {:.0}% ({} samples{rough})", percent(work.ns), work.samples);
     (!shares.is_empty()).then(|| format!("{worked}: {}.", shares.join("; ")))
 }
 
@@ -85,7 +97,7 @@ fn kernel_words(part: &WorkPart) -> String {
     match (part.kind, &part.name) {
         (WorkKind::Syscall, Some(call)) => printable(call),
         (kind, _) => match kind {
-            WorkKind::User | WorkKind::Kernel => "other",
+            WorkKind::User | WorkKind::Kernel | WorkKind::NotSampled => "other",
             WorkKind::Syscall => "system calls",
             WorkKind::PageFault => "page faults",
             WorkKind::Fork => "fork",
@@ -121,7 +133,7 @@ mod tests {
             part("cc1", User, Some("rare"), 9),
         ];
         let samples = parts.iter().map(|part| part.samples).sum();
-        let work = Work { ns: samples * 1_000, samples, parts, ..Work::default() };
+        let work = Work { ns: samples * 1_000, samples, equal_samples: samples, parts, ..Work::default() };
         assert_eq!(
             sentence(&work, 1_000_000).as_deref(),
             Some(
@@ -146,11 +158,28 @@ mod tests {
         let work = |samples| Work {
             ns: samples * 1_000,
             samples,
+            equal_samples: samples,
             parts: vec![part("cc1", WorkKind::User, Some("main"), samples)],
             ..Work::default()
         };
         assert_eq!(sentence(&work(19), 20_000), None);
-        assert_eq!(sentence(&work(20), 20_000).as_deref(), Some("Worked 100% (20 samples): cc1 100% (100% in main)."));
+        assert_eq!(
+            sentence(&work(20), 20_000).as_deref(),
+            Some("Worked 100% (20 samples; shares are rough): cc1 100% (100% in main).")
+        );
         assert_eq!(sentence(&work(20), 20_000_000), None, "the work is no part of the time");
+    }
+
+    #[test]
+    fn work_without_samples_and_rare_functions_are_told_apart() {
+        use WorkKind::{NotSampled, User};
+        let parts = vec![
+            WorkPart { ns: 300_000, ..part("web", NotSampled, None, 0) },
+            part("web", User, Some("serve"), 96),
+            part("web", User, Some("rare"), 4),
+        ];
+        let work = Work { ns: 400_000, samples: 100, equal_samples: 100, parts, ..Work::default() };
+        let expected = "Worked 100% (100 samples): web 25% (24% in serve); not sampled 75%.";
+        assert_eq!(sentence(&work, 400_000).as_deref(), Some(expected));
     }
 }

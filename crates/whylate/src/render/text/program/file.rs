@@ -80,6 +80,7 @@ mod tests {
         let work = Work {
             ns: 40 * MS,
             samples: 40,
+            equal_samples: 40,
             stacks: vec![("web".to_owned(), stack.into(), 40 * MS)],
             ..Work::default()
         };

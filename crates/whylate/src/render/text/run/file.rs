@@ -221,7 +221,13 @@ mod tests {
         ];
         let path = vec![PathSegment { is_member: true, ..part(10, CauseKind::Running, "cc1:5") }];
         let folded_with = |samples| {
-            let work = Some(Work { ns: 18_000_000, samples, stacks: stacks.clone(), ..Work::default() });
+            let work = Some(Work {
+                ns: 18_000_000,
+                samples,
+                equal_samples: samples,
+                stacks: stacks.clone(),
+                ..Work::default()
+            });
             folded(&Explained { path: path.clone(), work, ..Explained::default() })
         };
         let parts = ["cc1 worked;main;parse 6667", "cc1 worked;main;read;-;vfs_read 3333"];
