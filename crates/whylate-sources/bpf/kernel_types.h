@@ -363,12 +363,13 @@ struct files_struct {
 	struct fdtable *fdt;
 };
 
-typedef struct {
+/* The kernel's sigset_t, a name that the host's headers have as well. */
+struct signal_set {
 	unsigned long sig[1];
-} sigset_t;
+};
 
 struct sigpending {
-	sigset_t signal;
+	struct signal_set signal;
 };
 
 struct signal_struct {
@@ -378,7 +379,7 @@ struct signal_struct {
 struct task_struct {
 	struct thread_info thread_info;
 	struct signal_struct *signal;
-	sigset_t blocked;
+	struct signal_set blocked;
 	struct sigpending pending;
 	unsigned int __state;
 	int exit_state;
