@@ -118,8 +118,8 @@ static __always_inline int begin_span(u32 kind)
 	struct task_struct *task = bpf_get_current_task_btf();
 	u32 tid = task->pid;
 	struct reclaim_span span = {};
+	struct reclaim_span *begun;
 
-	span.from_ns = bpf_ktime_get_ns();
 	span.kind = kind;
 	if (kind == RECLAIM_OF_CGROUP)
 		span.cgroup = cgroup_at_limit(task);
@@ -127,8 +127,14 @@ static __always_inline int begin_span(u32 kind)
 	span.process = shown_process(task);
 	BPF_CORE_READ_STR_INTO(&span.name, task, group_leader, comm);
 	/* A span whose end was not seen is replaced. */
-	if (bpf_map_update_elem(&reclaiming_by_tid, &tid, &span, BPF_ANY))
+	if (bpf_map_update_elem(&reclaiming_by_tid, &tid, &span, BPF_ANY)) {
 		lose(LOST_RECLAIM_FULL);
+		return 0;
+	}
+	begun = bpf_map_lookup_elem(&reclaiming_by_tid, &tid);
+	/* Last, as a span may be as short as this program is. */
+	if (begun)
+		begun->from_ns = bpf_ktime_get_ns();
 	return 0;
 }
 

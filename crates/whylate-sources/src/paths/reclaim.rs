@@ -30,9 +30,7 @@ mod skel {
 /// Maximum number of spans that are kept, and of those of one process: another one may reclaim all the time.
 const MAX_SPANS: usize = 400_000;
 const MAX_SPANS_OF_PROCESS: usize = 100_000;
-/// Two spans of a thread for one reason that are this close count as one: the kernel tries again and again.
-const MAX_GAP_NS: u64 = 10_000;
-/// Maximum number of processes and threads that are known.
+/// Maximum number of processes that are known, and of spans that are not over.
 const MAX_KNOWN: usize = 16_384;
 /// Maximum number of cgroups that are named.
 const MAX_CGROUPS: usize = 1_024;
@@ -42,8 +40,6 @@ pub(super) struct ReclaimRecorder {
     records: Records,
     lost: MappedArray,
     spans: Vec<ReclaimSpan>,
-    /// Index of the last span of each thread.
-    last: HashMap<u32, usize>,
     spans_of_process: HashMap<u32, usize>,
     /// Number of spans beyond a maximum.
     cut: u64,
@@ -89,7 +85,6 @@ impl ReclaimRecorder {
             records,
             lost,
             spans: Vec::new(),
-            last: HashMap::new(),
             spans_of_process: HashMap::new(),
             cut: 0,
             freed: FreedPages::new(),
@@ -131,13 +126,6 @@ impl ReclaimRecorder {
             }
         }
         let &reclaim_span { tid, from_ns, to_ns, .. } = span;
-        if let Some(last) = self.last.get(&tid).and_then(|&index| self.spans.get_mut(index))
-            && last.reason == reason
-            && (last.to_ns..last.to_ns + MAX_GAP_NS).contains(&from_ns)
-        {
-            last.to_ns = to_ns;
-            return;
-        }
         let is_known = self.spans_of_process.contains_key(&span.process);
         if self.spans.len() >= MAX_SPANS || !is_known && self.spans_of_process.len() >= MAX_KNOWN {
             self.cut += 1;
@@ -149,9 +137,6 @@ impl ReclaimRecorder {
             return;
         }
         *of_process += 1;
-        if self.last.len() < MAX_KNOWN || self.last.contains_key(&tid) {
-            self.last.insert(tid, self.spans.len());
-        }
         self.spans.push(ReclaimSpan { tid, from_ns, to_ns, reason });
     }
 
