@@ -149,7 +149,7 @@ impl ReclaimRecorder {
         };
         let unfinished: Vec<reclaim_span> =
             self.skeleton.maps.reclaiming_by_tid.keys().take(MAX_KNOWN).filter_map(unfinished).collect();
-        for mut span in unfinished.into_iter().filter(|span| span.from_ns < until_ns) {
+        for mut span in unfinished.into_iter().filter(|span| (1..until_ns).contains(&span.from_ns)) {
             span.to_ns = until_ns;
             self.add(&span);
         }
