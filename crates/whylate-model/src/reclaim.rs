@@ -14,7 +14,7 @@ use crate::{ActorName, Histogram};
 /// Maximum number of processes that are named for each reason.
 const MAX_RECLAIMERS: usize = 3;
 
-/// Whose memory is reclaimed, and why.
+/// Kind of reclaim, by what is short of memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
@@ -31,7 +31,7 @@ pub enum ReclaimKind {
 /// Reason for which memory is reclaimed: the kind, and the ID of the cgroup at its limit if it is known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ReclaimReason {
-    /// Whose memory is reclaimed.
+    /// Kind of reclaim.
     pub kind: ReclaimKind,
     /// ID of the cgroup.
     pub cgroup: Option<u64>,
@@ -75,7 +75,7 @@ impl ReclaimRecords {
     }
 
     /// Returns the indexes of a thread's spans that overlap with a span of time.
-    fn of(&self, tid: u32, time: &Range<u64>) -> Range<usize> {
+    fn indexes_of_thread(&self, tid: u32, time: &Range<u64>) -> Range<usize> {
         if time.is_empty() {
             return 0..0;
         }
@@ -85,7 +85,7 @@ impl ReclaimRecords {
     }
 }
 
-/// A process that reclaimed memory. When a cgroup is full, whoever takes a page of it has to reclaim, so this is usually the
+/// A process that reclaimed memory. When a cgroup is full, the thread that takes a page has to reclaim, so this is usually the
 /// process that takes most.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
@@ -100,7 +100,7 @@ pub struct Reclaimer {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Reclaim {
-    /// Whose memory was reclaimed.
+    /// Kind of reclaim.
     pub kind: ReclaimKind,
     /// Path of the cgroup at its limit; none if no limit is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -133,7 +133,7 @@ impl<'a> ReclaimCounter<'a> {
 
     /// Adds time of a thread, on a CPU or not. No time may be added twice.
     pub(crate) fn add(&mut self, tid: u32, time: Range<u64>, is_on_cpu: bool) {
-        for index in self.records.of(tid, &time) {
+        for index in self.records.indexes_of_thread(tid, &time) {
             let span = &self.records.spans[index];
             let ns = span.to_ns.min(time.end).saturating_sub(span.from_ns.max(time.start));
             let (all_ns, on_cpu_ns) = self.by_span.entry(index).or_default();
@@ -213,7 +213,7 @@ mod tests {
         let mut counter = ReclaimCounter::new(&records);
         counter.add(7, 0..100, true);
         counter.add(8, 60..100, true);
-        // A query whose end was before its start.
+        // A query that ends before it starts.
         counter.add(8, std::ops::Range { start: 50, end: 10 }, true);
         assert_eq!(counter.finish(), []);
     }

@@ -115,7 +115,7 @@ fn locks_of(path: &Path) -> Vec<&Object> {
 #[derive(Debug, Default)]
 struct Counts {
     right: u32,
-    /// The lock is right, and nobody is named as holder.
+    /// The lock is right, and no thread is named as holder.
     without_holder: u32,
     /// The thread did not block for long.
     too_short: u32,

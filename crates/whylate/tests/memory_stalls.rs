@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Memory stalls of a program whose cgroup is at its memory limit, compared with the kernel's delay accounting.
+//! Memory stalls of a program in a cgroup at its memory limit, compared with the kernel's delay accounting.
 
 #[allow(dead_code)]
 #[path = "../../whylate-sources/tests/support/oracles/chance.rs"]

@@ -297,7 +297,7 @@ __noinline int send_wait(const struct contending *of, struct contended_wait *wai
 	size = __builtin_offsetof(struct contended_wait, names) + wait->count * NAME_BYTES;
 	if (size > sizeof(*wait))
 		return 0;
-	/* Nobody is woken: the lock's own wait queue may be locked here. */
+	/* No thread is woken: the lock's own wait queue may be locked here. */
 	if (bpf_ringbuf_output(&contended_waits, wait, size, BPF_RB_NO_WAKEUP))
 		__sync_fetch_and_add(&lost_contended, 1);
 	return 0;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
  * Sends each span in which a thread reclaimed or compacted memory itself, as it needed some. The spans of one thread are never within each
- * other: the kernel allocates from its reserves meanwhile (PF_MEMALLOC).
+ * other: while a thread reclaims, it allocates from the reserves (PF_MEMALLOC).
  */
 #include "kernel_types.h"
 #include <bpf/bpf_helpers.h>
@@ -118,7 +118,7 @@ static __always_inline int begin_span(u32 kind)
 	struct task_struct *task = bpf_get_current_task_btf();
 	u32 tid = task->pid;
 	struct reclaim_span span = {};
-	struct reclaim_span *begun;
+	struct reclaim_span *started;
 
 	span.kind = kind;
 	if (kind == RECLAIM_OF_CGROUP)
@@ -126,15 +126,15 @@ static __always_inline int begin_span(u32 kind)
 	span.tid = shown_number(task);
 	span.process = shown_process(task);
 	BPF_CORE_READ_STR_INTO(&span.name, task, group_leader, comm);
-	/* A span whose end was not seen is replaced. */
+	/* Replaces a span without a recorded end. */
 	if (bpf_map_update_elem(&reclaiming_by_tid, &tid, &span, BPF_ANY)) {
 		lose(LOST_RECLAIM_FULL);
 		return 0;
 	}
-	begun = bpf_map_lookup_elem(&reclaiming_by_tid, &tid);
+	started = bpf_map_lookup_elem(&reclaiming_by_tid, &tid);
 	/* Last, as a span may be as short as this program is. */
-	if (begun)
-		begun->from_ns = bpf_ktime_get_ns();
+	if (started)
+		started->from_ns = bpf_ktime_get_ns();
 	return 0;
 }
 
@@ -142,14 +142,14 @@ static __always_inline int end_span(u64 pages)
 {
 	u64 now_ns = bpf_ktime_get_ns();
 	u32 tid = bpf_get_current_task_btf()->pid;
-	struct reclaim_span *begun = bpf_map_lookup_elem(&reclaiming_by_tid, &tid);
+	struct reclaim_span *started = bpf_map_lookup_elem(&reclaiming_by_tid, &tid);
 	struct reclaim_span span;
 
-	if (!begun) {
+	if (!started) {
 		lose(LOST_RECLAIM_BEGAN_EARLIER);
 		return 0;
 	}
-	span = *begun;
+	span = *started;
 	bpf_map_delete_elem(&reclaiming_by_tid, &tid);
 	span.to_ns = now_ns;
 	/* Another argument in a later kernel would be no number of pages. */

@@ -78,7 +78,7 @@ impl ReclaimRecorder {
         let lost = MappedArray::new(skeleton.maps.lost_by_reason.as_fd(), reasons, size_of::<u64>());
         let lost = lost.context("cannot map what the programs write")?;
         let mut programs: Vec<_> = skeleton.object_mut().progs_mut().filter(|program| program.autoload()).collect();
-        // A thread whose span begins after this is seen at its end.
+        // Attaches the programs for ends first: an end is recorded for each span that begins after this.
         programs.sort_by_key(|program| !program.name().as_encoded_bytes().ends_with(b"_end"));
         let links = programs.iter_mut().map(|program| program.attach()).collect::<Result<_, _>>()?;
         Ok(ReclaimRecorder {

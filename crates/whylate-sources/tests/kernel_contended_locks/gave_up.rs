@@ -69,7 +69,7 @@ pub(super) fn waiters(memory: &Arc<Memory>, truths: &mut Vec<Truth>) -> Result<(
         // On a busy machine, the holder may be done before.
         let mut is_queued = wait_until_blocked(&of_reader, HELD).is_ok();
         waiter.begin(move || {
-            // SAFETY: the mapping is ours, and nobody uses it.
+            // SAFETY: the mapping is ours, and no other code uses it.
             unsafe { libc::munmap(page as *mut libc::c_void, PAGE) };
         })?;
         is_queued &= wait_until_blocked(&format!("/proc/self/task/{}/stat", waiter.tid), HELD).is_ok();

@@ -25,7 +25,7 @@ use super::CONTENDS;
 const READ: &str = "read ";
 /// Number of kinds, of waits of each, and the time for which a lock is held.
 pub const KINDS: usize = 11;
-/// Kinds whose holders are on a CPU.
+/// Kinds with holders that are on a CPU.
 pub const HOLDERS_RUN: [&str; 4] = ["memory", "other memory", "killed", "gave up"];
 const ROUNDS: usize = 20;
 const KILLED_ROUNDS: usize = 5;
@@ -221,9 +221,9 @@ impl Actor {
     fn start(name: &'static str) -> Result<Self> {
         let (jobs, to_do) = channel::<Job>();
         let (ends, done) = channel();
-        let (tells, tid) = channel();
+        let (sender, tid) = channel();
         thread::Builder::new().name(name.to_owned()).spawn(move || {
-            let _ = tells.send(rustix::thread::gettid().as_raw_nonzero().get() as u32);
+            let _ = sender.send(rustix::thread::gettid().as_raw_nonzero().get() as u32);
             for job in to_do {
                 let from_ns = clock::monotonic_ns();
                 job();
@@ -443,7 +443,7 @@ impl Memory {
     /// Takes the access away, and gives it back: the first one of the calls takes long, with the lock held.
     fn change(&self) {
         for access in [libc::PROT_NONE, libc::PROT_READ] {
-            // SAFETY: the mapping is ours, and nobody reads it.
+            // SAFETY: the mapping is ours, and no other code reads it.
             unsafe { libc::mprotect(self.at as *mut c_void, self.bytes, access) };
         }
     }
@@ -519,7 +519,7 @@ fn memory(truths: &mut Vec<Truth>) -> Result<()> {
         begin_to_hold()?;
         reader.ask()?;
         waiter.begin(move || {
-            // SAFETY: the page is mapped, and nobody uses it.
+            // SAFETY: the page is mapped, and no other code uses it.
             unsafe { libc::madvise(page as *mut c_void, PAGE, libc::MADV_POPULATE_WRITE) };
         })?;
         let span = waiter.end()?;

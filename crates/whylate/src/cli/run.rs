@@ -161,7 +161,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
         }
     };
     let status = ended.status.code().or_else(|| ended.status.signal().map(|signal| 128 + signal));
-    let Seen { explained, lost, members, limitations } = explained(recorder.finish(ended.to_ns), &ended)?;
+    let ExplainedCommand { explained, lost, members, limitations } = explained(recorder.finish(ended.to_ns), &ended)?;
     let mut out = Fit::stderr(!arguments.json);
     if arguments.json {
         let (command, explained) = (name.to_string_lossy().into_owned(), explained.clone());
@@ -269,8 +269,8 @@ fn run_and_poll(mut command: Command, signals: &Signals, poll: &mut dyn FnMut())
     Ok(ended)
 }
 
-/// What was seen of the command.
-struct Seen {
+/// An explained command, with its threads and what was lost.
+struct ExplainedCommand {
     explained: Explained,
     lost: BTreeMap<String, u64>,
     members: Members,
@@ -278,7 +278,7 @@ struct Seen {
     limitations: Option<Vec<String>>,
 }
 
-fn explained(recorded: Recorded, ended: &Ended) -> anyhow::Result<Seen> {
+fn explained(recorded: Recorded, ended: &Ended) -> anyhow::Result<ExplainedCommand> {
     let Recorded { past, births, mut lost, mut names, reclaim, .. } = recorded;
     let (records, limitation) = thread_records(reclaim);
     let members = births.descendants_of(ended.tid);
@@ -294,5 +294,5 @@ fn explained(recorded: Recorded, ended: &Ended) -> anyhow::Result<Seen> {
         return Err(error).context("cannot read what was kept in a temporary file");
     }
     lost.retain(|_, count| *count > 0);
-    Ok(Seen { explained, lost, members, limitations: limitation.map(|limitation| vec![limitation]) })
+    Ok(ExplainedCommand { explained, lost, members, limitations: limitation.map(|limitation| vec![limitation]) })
 }
