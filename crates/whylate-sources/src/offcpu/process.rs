@@ -111,8 +111,8 @@ pub(super) struct Processes {
 }
 
 /// Maximum bytes kept of the mappings of all processes, and the bytes left after dropping some.
-const MAX_KEPT: usize = 16 << 20;
-const KEPT_AFTER_DROPPING: usize = 12 << 20;
+const MAX_KEPT: usize = 8 << 20;
+const KEPT_AFTER_DROPPING: usize = 6 << 20;
 /// Minimum interval between retries, which scan the table of rules.
 const BETWEEN_RETRIES: Duration = Duration::from_millis(100);
 

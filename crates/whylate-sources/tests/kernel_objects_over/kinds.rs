@@ -163,7 +163,12 @@ fn posix_lock(path: PathBuf) -> Result<Prepared> {
     output.read_exact(&mut [0; 1])?;
     let file = File::options().write(true).open(&path)?;
     let truth = Truth { peer: Some(format!("python3:{}", peer.id())), ..truth("file_lock", Some(path), &peer) };
-    Ok(Prepared::new(truth, peer, move |_| Ok(rustix::fs::fcntl_lock(&file, FlockOperation::LockExclusive)?)))
+    Ok(Prepared::new(truth, peer, move |_| {
+        rustix::fs::fcntl_lock(&file, FlockOperation::LockExclusive)?;
+        // An unbuffered Python writes the end of the line separately, and fails if nobody has the pipe open.
+        drop(output);
+        Ok(())
+    }))
 }
 
 fn child(_: PathBuf) -> Result<Prepared> {
