@@ -17,8 +17,11 @@
 enum {
 	PAGE_BUCKETS = 16,
 	DISTRIBUTION_PAGES = HISTOGRAM_BUCKETS / PAGE_BUCKETS,
-	/* 8 MB of pages: about sixteen for each of the series of `wq`. */
-	MAX_PAGES = 65536,
+	/* 4 MB of pages: about eight for each of the series of `wq`. Their numbers have 16 bits. */
+	MAX_PAGES = 32768,
+	PAGE_NUMBER_BITS = 16,
+	/* A failed attempt means that another CPU has set one of the two page numbers of a word. */
+	PAGE_ATTEMPTS = 4,
 };
 
 /* Length of bucket_pages: user space reduces it if there are few series. */
@@ -30,7 +33,7 @@ struct distribution {
 	/* The complement of the smallest value, so that 0 means that there is none. */
 	u64 inverted_min_ns;
 	/* Index into bucket_pages, 0 if there is no page yet. */
-	u32 pages[DISTRIBUTION_PAGES + 1];
+	u16 pages[DISTRIBUTION_PAGES + 1] __attribute__((aligned(4)));
 };
 
 struct bucket_page {
@@ -45,19 +48,28 @@ struct {
 	__type(value, struct bucket_page);
 } bucket_pages SEC(".maps");
 
-/* Allocates a page for a distribution; 0 if none is left. */
-__noinline u32 new_page(u32 *entry)
+/*
+ * Allocates a page for a distribution; 0 if none is left. BPF exchanges whole words: `pair` has two page numbers, of which
+ * the first is in the lower half, as x86 and arm64 are little-endian.
+ */
+__noinline u32 new_page(u32 *pair, u32 is_second)
 {
-	u32 page, taken;
+	u32 shift = is_second ? PAGE_NUMBER_BITS : 0, page, taken = 0;
 
-	if (!entry)
+	if (!pair)
 		return 0;
 	page = take_element(&bucket_pages, page_limit);
 	if (!page)
 		return 0;
-	taken = __sync_val_compare_and_swap(entry, 0, page);
-	if (!taken)
-		return page;
+	for (u32 attempt = 0; attempt < PAGE_ATTEMPTS; attempt++) {
+		u32 seen = *(volatile u32 *)pair;
+
+		taken = seen >> shift & ((1 << PAGE_NUMBER_BITS) - 1);
+		if (taken)
+			break;
+		if (__sync_val_compare_and_swap(pair, seen, seen | page << shift) == seen)
+			return page;
+	}
 	/* Another CPU was faster. */
 	return_element(&bucket_pages, page);
 	return taken;
@@ -87,12 +99,12 @@ static __always_inline void raise_to(u64 *maximum, u64 value)
 static __always_inline bool distribution_add(struct distribution *distribution, u64 value_ns, bool shared)
 {
 	u32 bucket = histogram_bucket(value_ns);
-	u32 *entry = &distribution->pages[(bucket / PAGE_BUCKETS) % (DISTRIBUTION_PAGES + 1)];
-	u32 index = *entry;
+	u32 entry = (bucket / PAGE_BUCKETS) % (DISTRIBUTION_PAGES + 1);
+	u32 index = distribution->pages[entry];
 	struct bucket_page *page;
 
 	if (!index) {
-		index = new_page(entry);
+		index = new_page((u32 *)distribution->pages + entry / 2, entry % 2);
 		if (!index)
 			return false;
 	}

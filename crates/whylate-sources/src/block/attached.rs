@@ -22,6 +22,7 @@ use super::{BlockOptions, By, FEXIT, INFO, INSERT};
 use crate::cpu_account::{Account, Timers, Wakeups};
 use crate::kernel::attach::{self, Loading, Meter};
 use crate::kernel::cpus;
+use crate::kernel::distribution::{BucketPages, MAX_PAGES};
 use crate::kernel::mapped::MappedArray;
 use crate::kernel::percpu::PreemptCount;
 use crate::kernel::pid_namespace;
@@ -89,9 +90,10 @@ pub(super) struct LoadingBlock {
 }
 
 impl LoadingBlock {
-    pub(super) fn begin(options: &BlockOptions, backend: &'static str) -> std::io::Result<Self> {
-        let options = options.clone();
-        Ok(LoadingBlock { backend, loading: Loading::begin(move || load_programs(&options, backend))? })
+    pub(super) fn begin(options: &BlockOptions, session: &Session, backend: &'static str) -> Result<Self, AttachError> {
+        let (options, pages) = (options.clone(), session.pages(pages_for(options))?);
+        let loading = Loading::begin(move || load_programs(&options, &pages, backend));
+        Ok(LoadingBlock { backend, loading: loading.context("cannot start a thread")? })
     }
 }
 
@@ -104,9 +106,13 @@ fn done_by(cpus: u32) -> u32 {
     (MAX_DONE / cpus).max(MIN_DONE_PER_CPU).next_power_of_two()
 }
 
-fn load_programs(options: &BlockOptions, backend: &str) -> Result<BlockSkel<'static>, AttachError> {
+fn load_programs(
+    options: &BlockOptions,
+    pages: &BucketPages,
+    backend: &str,
+) -> Result<BlockSkel<'static>, AttachError> {
     let mut open = BlockSkelBuilder::default().open(attach::open_object())?;
-    configure(&mut open, options, backend)?;
+    configure(&mut open, options, pages, backend)?;
     if options.explain_over_ns.is_some() {
         let cpus = possible_cpus()?;
         open.maps.count_by_cpu.set_max_entries(cpus)?;
@@ -123,7 +129,7 @@ impl AttachedBlock {
         let mut account = options.explain_over_ns.map(|_| load()).transpose()?;
         let mut skeleton = match session.take_prepared().filter(|of: &LoadingBlock| of.backend == backend) {
             Some(LoadingBlock { loading, .. }) => loading.wait()?,
-            None => load_programs(options, backend)?,
+            None => load_programs(options, &session.pages(pages_for(options))?, backend)?,
         };
         let counts = SeriesCounts::new(&skeleton, options.by, series_limit(options))?;
         let lost = MappedArray::new(skeleton.maps.lost_by_reason.as_fd(), LOST.len(), size_of::<u64>())
@@ -169,7 +175,12 @@ impl AttachedBlock {
     }
 }
 
-fn configure(open: &mut OpenBlockSkel<'_>, options: &BlockOptions, backend: &str) -> Result<(), AttachError> {
+fn configure(
+    open: &mut OpenBlockSkel<'_>,
+    options: &BlockOptions,
+    pages: &BucketPages,
+    backend: &str,
+) -> Result<(), AttachError> {
     let settings = open.maps.rodata_data.as_mut().context("the BPF object has no settings")?;
     settings.own_namespace = pid_namespace::as_setting();
     settings.series_key = match options.by {
@@ -179,12 +190,10 @@ fn configure(open: &mut OpenBlockSkel<'_>, options: &BlockOptions, backend: &str
         By::Cgroup => series_key::BY_CGROUP,
     };
     settings.series_limit = series_limit(options);
-    let pages = if options.phases { PAGES_PER_SERIES } else { PAGES_WITHOUT_PHASES };
-    settings.page_limit = settings.series_limit.saturating_mul(pages).min(settings.page_limit);
+    settings.page_limit = pages.set(&mut open.maps.bucket_pages)?;
     settings.set_bits = set_bits_for(possible_cpus()?);
     open.maps.set_by_hash.set_max_entries(1 << settings.set_bits)?;
     open.maps.request_by_slot.set_max_entries(request_limits::SLOTS_PER_SET.0 << settings.set_bits)?;
-    open.maps.bucket_pages.set_max_entries(settings.page_limit)?;
     open.maps.series_by_id.set_max_entries(settings.series_limit)?;
     open.maps.series_by_key.set_max_entries(settings.series_limit)?;
     settings.own_process = options.leave_out.unwrap_or(0);
@@ -223,6 +232,12 @@ fn configure(open: &mut OpenBlockSkel<'_>, options: &BlockOptions, backend: &str
 /// Returns the bits of the number of sets of requests in progress: a device has queues for each CPU.
 fn set_bits_for(cpus: u32) -> u32 {
     (SET_BITS_OF_ONE_CPU + cpus.next_power_of_two().ilog2()).min(request_limits::SET_BITS.0)
+}
+
+/// Returns the number of pages of histogram buckets that suffices.
+fn pages_for(options: &BlockOptions) -> u32 {
+    let pages = if options.phases { PAGES_PER_SERIES } else { PAGES_WITHOUT_PHASES };
+    series_limit(options).saturating_mul(pages).min(MAX_PAGES)
 }
 
 /// Returns the size of the table of series.

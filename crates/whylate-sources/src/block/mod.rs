@@ -117,7 +117,9 @@ impl Source for BlockOptions {
 
     fn prepare(&self, session: &Session) {
         let Some(backend) = first_candidate(self, self.backend.as_deref(), session) else { return };
-        attached::LoadingBlock::begin(self, backend).into_iter().for_each(|loading| session.keep_prepared(loading));
+        attached::LoadingBlock::begin(self, session, backend)
+            .into_iter()
+            .for_each(|loading| session.keep_prepared(loading));
     }
 
     fn attach(&self, session: &Session) -> Result<Measuring, AttachError> {

@@ -1,20 +1,28 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Takes histograms out of memory in which BPF programs of several CPUs count (`bpf/distribution.bpf.h`).
 
+use std::cell::RefCell;
 use std::collections::HashMap;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::rc::Rc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
+use anyhow::Context as _;
+use libbpf_rs::libbpf_sys::{BPF_F_MMAPABLE, bpf_map_create_opts};
+use libbpf_rs::{MapHandle, MapType, OpenMapMut};
 use whylate_model::Histogram;
 use whylate_model::histogram::BUCKETS;
 
 use crate::kernel::elements;
+use crate::kernel::error::AttachError;
 use crate::kernel::mapped::MappedArray;
 
 const PAGE_BUCKETS: usize = 16;
 /// Number of pages with all buckets of a distribution.
 pub(crate) const PAGES: usize = BUCKETS / PAGE_BUCKETS;
+/// Number of pages of a source with many series (`MAX_PAGES`).
+pub(crate) const MAX_PAGES: u32 = 32_768;
 /// Maximum number of reads. A read takes some microseconds, and values rarely come faster.
 const READ_ATTEMPTS: u32 = 16;
 
@@ -46,11 +54,80 @@ impl DistributionOffsets {
             owners.u64_at(id, word).store(0, Relaxed);
         }
         for page in 0..PAGES {
-            let number = owners.u32_at(id, self.pages + page * size_of::<u32>()).swap(0, Relaxed) as usize;
+            let number = usize::from(owners.u16_at(id, self.pages + page * size_of::<u16>()).swap(0, Relaxed));
             if number != 0 && number < pages.entries() {
                 elements::free(pages, number);
             }
         }
+    }
+}
+
+/// Pages that the sources of a session share, so that only one of them has to be large.
+#[derive(Default)]
+pub(crate) struct SharedPages(RefCell<Option<MapHandle>>);
+
+impl SharedPages {
+    /// Returns the pages for a source that needs `pages` of them: those of the session if it has any, or if the source needs
+    /// the maximum. Else the source has its own.
+    ///
+    /// # Errors
+    /// Fails if the kernel refuses the map.
+    pub(crate) fn lend(&self, pages: u32) -> Result<BucketPages, AttachError> {
+        let mut shared = self.0.borrow_mut();
+        if shared.is_none() && pages == MAX_PAGES {
+            *shared = Some(create_pages()?);
+        }
+        let map = shared.as_ref().map(|map| map.as_fd().try_clone_to_owned()).transpose();
+        Ok(BucketPages { pages, shared: map.context("cannot share the histograms")? })
+    }
+
+    /// Takes over the pages that another session has created.
+    pub(crate) fn take_over(&self, before: &SharedPages) {
+        let mut shared = self.0.borrow_mut();
+        *shared = shared.take().or_else(|| before.0.borrow_mut().take());
+    }
+
+    /// Closes the map, which lives while a source uses it.
+    pub(crate) fn close(&self) {
+        *self.0.borrow_mut() = None;
+    }
+}
+
+fn create_pages() -> libbpf_rs::Result<MapHandle> {
+    let options = bpf_map_create_opts {
+        sz: size_of::<bpf_map_create_opts>() as _,
+        map_flags: BPF_F_MMAPABLE,
+        ..bpf_map_create_opts::default()
+    };
+    let [key, page] = [size_of::<u32>(), PAGE_BUCKETS * size_of::<u64>()].map(|bytes| bytes as u32);
+    MapHandle::create(MapType::Array, Some("bucket_pages"), key, page, MAX_PAGES, &options)
+}
+
+/// The pages of one source.
+#[derive(Debug)]
+pub(crate) struct BucketPages {
+    /// Number of pages of its own.
+    pages: u32,
+    shared: Option<OwnedFd>,
+}
+
+impl BucketPages {
+    /// Returns the pages of a source that shares none.
+    pub(crate) fn of_one(pages: u32) -> Self {
+        BucketPages { pages, shared: None }
+    }
+
+    /// Makes a BPF object use these pages. Returns their number.
+    ///
+    /// # Errors
+    /// Fails if the kernel does not describe the shared pages.
+    pub(crate) fn set(&self, bucket_pages: &mut OpenMapMut<'_>) -> libbpf_rs::Result<u32> {
+        let Some(shared) = &self.shared else {
+            bucket_pages.set_max_entries(self.pages)?;
+            return Ok(self.pages);
+        };
+        bucket_pages.reuse_fd(shared.as_fd())?;
+        Ok(MAX_PAGES)
     }
 }
 
@@ -150,8 +227,8 @@ impl Distributions {
     fn read_buckets(&self, owners: &MappedArray, id: usize) -> Vec<Counted> {
         let mut buckets = Vec::new();
         for page in 0..PAGES {
-            let entry = self.offsets.pages + page * size_of::<u32>();
-            let number = owners.u32_at(id, entry).load(Acquire) as usize;
+            let entry = self.offsets.pages + page * size_of::<u16>();
+            let number = usize::from(owners.u16_at(id, entry).load(Acquire));
             if number == 0 || number >= self.pages.entries() {
                 continue;
             }
@@ -164,5 +241,38 @@ impl Distributions {
             }
         }
         buckets
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use libbpf_rs::MapInfo;
+
+    use super::*;
+
+    /// Returns the ID of the map that a source shares.
+    fn shared_id(pages: &BucketPages) -> Option<u32> {
+        Some(MapInfo::new(pages.shared.as_ref()?.as_fd()).expect("the kernel describes it").info.id)
+    }
+
+    #[test]
+    fn source_with_few_pages_shares_those_of_one_with_many() {
+        let (session, later) = (SharedPages::default(), SharedPages::default());
+        assert!(session.lend(8).expect("nothing is created").shared.is_none());
+        let many = match session.lend(MAX_PAGES) {
+            Ok(many) => many,
+            Err(AttachError::NotPermitted) => {
+                return println!("skipped: BPF maps cannot be created here (run as root)");
+            }
+            Err(error) => panic!("{error}"),
+        };
+        let id = shared_id(&many).expect("it is shared");
+        assert_eq!(shared_id(&session.lend(8).expect("it is shared")), Some(id));
+        later.take_over(&session);
+        assert_eq!(shared_id(&later.lend(MAX_PAGES).expect("it is shared")), Some(id));
+        later.close();
+        assert!(later.lend(8).expect("nothing is created").shared.is_none());
+        // It lives while a source uses it.
+        assert_eq!(shared_id(&many), Some(id));
     }
 }

@@ -12,6 +12,7 @@ use crate::capabilities::KernelFacts;
 use crate::cpu_account::SharedAccount;
 use crate::kernel::clock;
 use crate::kernel::cpu_choice::Choice;
+use crate::kernel::distribution::{BucketPages, SharedPages};
 use crate::kernel::host;
 use crate::kernel::pid_namespace;
 use crate::kernel::symbols::{KernelSymbols, ReadOnce};
@@ -25,6 +26,8 @@ pub struct Session {
     /// Whether several sources measure.
     has_several: bool,
     account: Rc<SharedAccount>,
+    /// Memory for histograms of sources with many series.
+    pages: SharedPages,
     kernel: RefCell<Option<KernelFacts>>,
     symbols: KernelSymbols,
     explain_budget: ExplainBudget,
@@ -55,6 +58,7 @@ impl Session {
             host: host::name(),
             has_several,
             account: Rc::new(SharedAccount::new(has_several, asked_cpus)),
+            pages: SharedPages::default(),
             kernel: RefCell::default(),
             symbols: KernelSymbols::default(),
             explain_budget: ExplainBudget::default(),
@@ -69,6 +73,7 @@ impl Session {
             host: self.host.clone(),
             has_several: self.has_several,
             account: Rc::clone(&self.account),
+            pages: SharedPages::default(),
             kernel: RefCell::default(),
             symbols: self.symbols(),
             explain_budget: self.explain_budget.clone(),
@@ -80,6 +85,7 @@ impl Session {
     /// Takes over what sources have started with another session.
     pub fn take_over(&self, before: &Session) {
         self.prepared.borrow_mut().append(&mut before.prepared.borrow_mut());
+        self.pages.take_over(&before.pages);
     }
 
     /// Keeps what a source has started until it is attached.
@@ -130,6 +136,11 @@ impl Session {
         &self.account
     }
 
+    /// Returns the memory for histograms of a source that needs `pages`.
+    pub(crate) fn pages(&self, pages: u32) -> Result<BucketPages, AttachError> {
+        if self.has_several { self.pages.lend(pages) } else { Ok(BucketPages::of_one(pages)) }
+    }
+
     /// Returns the names of kernel addresses, which are read once.
     pub(crate) fn symbols(&self) -> KernelSymbols {
         self.symbols.shared()
@@ -152,6 +163,7 @@ impl Session {
     /// Fails if the kernel refuses a BPF program.
     pub fn begin(&self) -> Result<(), AttachError> {
         *self.kernel.borrow_mut() = None;
+        self.pages.close();
         // The symbols are read again: they now include the programs that were attached since.
         self.symbols.find_fixed_code();
         *self.read_once.borrow_mut() = None;

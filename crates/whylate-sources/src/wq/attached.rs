@@ -20,6 +20,7 @@ use super::{By, FENTRY, INFO, WqOptions, explain, late};
 use crate::cpu_account::{Account, Timers, Wakeups};
 use crate::kernel::attach::{self, Meter};
 use crate::kernel::cpus;
+use crate::kernel::distribution::{BucketPages, MAX_PAGES};
 use crate::kernel::mapped::MappedArray;
 use crate::kernel::percpu::PreemptCount;
 use crate::kernel::pid_namespace;
@@ -75,7 +76,7 @@ impl AttachedWq {
         let load = || Account::load(session.account(), Timers::Heartbeats, Wakeups::OfWorkers);
         let mut account = options.explain_over_ns.map(|_| load()).transpose()?;
         let mut open = WqSkelBuilder::default().open(attach::open_object())?;
-        configure(&mut open, options, backend)?;
+        configure(&mut open, options, session, backend)?;
         if let Some(account) = &mut account {
             prepare_to_explain(&mut open, account)?;
         }
@@ -116,7 +117,16 @@ impl AttachedWq {
     }
 }
 
-fn configure(open: &mut OpenWqSkel<'_>, options: &WqOptions, backend: &str) -> Result<(), AttachError> {
+fn possible_cpus() -> Result<u32, AttachError> {
+    Ok(cpus::highest_possible().context("cannot list the CPUs")? + 1)
+}
+
+fn configure(
+    open: &mut OpenWqSkel<'_>,
+    options: &WqOptions,
+    session: &Session,
+    backend: &str,
+) -> Result<(), AttachError> {
     let settings = open.maps.rodata_data.as_mut().context("the BPF object has no settings")?;
     settings.own_namespace = pid_namespace::as_setting();
     settings.series_key = match options.by {
@@ -147,13 +157,15 @@ fn configure(open: &mut OpenWqSkel<'_>, options: &WqOptions, backend: &str) -> R
 
     // Allocates memory only for what is configured.
     if per_cpu(options) {
-        let cpus = cpus::highest_possible().context("cannot list the CPUs")? + 1;
+        let cpus = possible_cpus()?;
         open.maps.series_by_id.set_max_entries(cpus)?;
         open.maps.series_index.set_max_entries(1)?;
-        let pages = gather::PAGES_OF_ONE_SERIES * cpus;
-        settings.page_limit = pages;
-        open.maps.bucket_pages.set_max_entries(pages)?;
     }
+    let pages = match per_cpu(options) {
+        true => BucketPages::of_one(gather::PAGES_OF_ONE_SERIES * possible_cpus()?),
+        false => session.pages(MAX_PAGES)?,
+    };
+    settings.page_limit = pages.set(&mut open.maps.bucket_pages)?;
     if !options.phases {
         open.maps.running_items.set_max_entries(1)?;
     }

@@ -123,7 +123,7 @@ impl Programs {
         settings.proves_inside = sampler.requires_irqs_off();
         let entries = cpus::highest_possible().context("cannot list the CPUs")? + 1;
         let culprits = culprits_for(entries, period_ns);
-        let pages = PAGES_PER_CULPRIT * culprits;
+        let pages = session.pages(PAGES_PER_CULPRIT * culprits)?.set(&mut open.maps.bucket_pages)?;
         settings.page_limit = pages;
         let culprit_limit = options.most_culprits.unwrap_or(u32::MAX).min(culprits);
         settings.culprit_limit = culprit_limit;
@@ -132,7 +132,6 @@ impl Programs {
         settings.irq_registers_distance = variables.distance("hrtimer_bases", "__irq_regs").unwrap_or(0);
         open.maps.tick_by_cpu.set_max_entries(entries)?;
         open.maps.inside_by_cpu.set_max_entries(entries)?;
-        open.maps.bucket_pages.set_max_entries(pages)?;
         open.maps.culprit_by_id.set_max_entries(culprits)?;
         open.maps.culprit_id_by_key.set_max_entries(culprits)?;
         if let Some(account) = &account {
