@@ -30,9 +30,10 @@ use crate::kernel::records::Records;
 use crate::source::session::{Session, Span};
 use crate::source::{AttachError, Attached};
 
-/// Total size of the rings of completed requests, and the minimum per CPU.
+/// Total size of the rings of completed requests, and the limits per CPU: they are read several times a second.
 const MAX_DONE: u32 = 1 << 16;
 const MIN_DONE_PER_CPU: u32 = 1 << 9;
+const MAX_DONE_PER_CPU: u32 = 1 << 14;
 /// Pages of histogram buckets per series: six per phase, and eight for the latency alone.
 const PAGES_PER_SERIES: u32 = 32;
 const PAGES_WITHOUT_PHASES: u32 = 8;
@@ -103,7 +104,7 @@ fn possible_cpus() -> Result<u32, AttachError> {
 
 /// Returns the size of the ring of completed requests of each CPU.
 fn done_by(cpus: u32) -> u32 {
-    (MAX_DONE / cpus).max(MIN_DONE_PER_CPU).next_power_of_two()
+    (MAX_DONE / cpus).clamp(MIN_DONE_PER_CPU, MAX_DONE_PER_CPU).next_power_of_two()
 }
 
 fn load_programs(
