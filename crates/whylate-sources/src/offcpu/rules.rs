@@ -2,6 +2,7 @@
 //! The table of unwind rules, shared with the BPF programs: they claim a slot to request a rule, user space fills it
 //! in.
 
+use std::cell::Cell;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 use super::skel::types::{offcpu_limits, rule_base, unwind_rule};
@@ -38,11 +39,13 @@ impl Rule {
 /// The table. BPF programs read it and claim slots: if switches are traced, at any time and on several CPUs.
 pub(super) struct Rules {
     slots: MappedArray,
+    /// Number of rules inserted since all were removed.
+    inserted: Cell<usize>,
 }
 
 impl Rules {
     pub(super) fn new(slots: MappedArray) -> Self {
-        Rules { slots }
+        Rules { slots, inserted: Cell::new(0) }
     }
 
     /// Returns a slot of an address by open addressing. BPF counterpart: `rule_slot()`.
@@ -83,6 +86,7 @@ impl Rules {
                 self.slots.u32_at(slot, CFA_OFFSET).store(rule.cfa_offset as u32, Relaxed);
                 self.slots.u32_at(slot, BP_OFFSET).store(rule.bp_offset as u32, Relaxed);
                 base.store(rule.base.0, Release);
+                self.inserted.set(self.inserted.get() + 1);
                 return;
             }
         }
@@ -108,8 +112,14 @@ impl Rules {
         }
     }
 
+    /// Tests whether half of the slots may have rules: then few frames find no room yet.
+    pub(super) fn is_half_full(&self) -> bool {
+        self.inserted.get() >= self.slots.entries() / 2
+    }
+
     /// Removes all rules: they are requested again.
     pub(super) fn clear(&self) {
+        self.inserted.set(0);
         for slot in 0..self.slots.entries() {
             self.slots.u32_at(slot, BASE).store(rule_base::RULE_NONE.0, Relaxed);
         }

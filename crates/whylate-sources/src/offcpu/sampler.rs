@@ -72,8 +72,9 @@ const ROUNDS: u32 = 6;
 /// changed.
 const EXTRA_ROUNDS: u32 = 10;
 const PAUSE: Duration = Duration::from_millis(1);
-/// Number of threads up to which the tables of places are smaller.
+/// Numbers of threads up to which the tables of places, and of rules, are smaller.
 const FEW_THREADS: u32 = 4_096;
+const FEWEST_THREADS: u32 = 1_024;
 
 /// Counters of a walk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -167,6 +168,9 @@ impl Sampler {
         open.maps.place_by_key.set_max_entries(places)?;
         open.maps.place_by_wait.set_max_entries(if options.wakers { places } else { 1 })?;
         open.maps.sum_by_place.set_max_entries(places)?;
+        let rules = rules_for(threads);
+        settings.rule_slots = rules;
+        open.maps.rule_by_slot.set_max_entries(rules)?;
         // 400 KB per CPU, used by tracing programs only.
         open.maps.kernel_stack_by_seen.set_autocreate(traces)?;
         open.maps.user_stack_by_seen.set_autocreate(traces)?;
@@ -189,7 +193,7 @@ impl Sampler {
             records_wakers: options.wakers,
             answered: 0,
             round: 0,
-            rules: Rules::new(map(&maps.rule_by_slot, offcpu_limits::RULES.0 as usize, 24)?),
+            rules: Rules::new(map(&maps.rule_by_slot, rules as usize, 24)?),
             unknown: map(&maps.unknown_frames, offcpu_limits::UNKNOWN_FRAMES.0 as usize, size_of::<unknown_frame>())?,
             sums: map(&maps.sum_by_place, places as usize, size_of::<place_sum>())?,
             lost: map(&maps.lost_by_reason, LOST.len(), size_of::<u64>())?,
@@ -309,7 +313,7 @@ impl Sampler {
             }
         }
         let lost_rules = self.lost.u64_at(lost_reason::LOST_RULES.0 as usize, 0).load(Relaxed);
-        if lost_rules > self.lost_rules {
+        if lost_rules > self.lost_rules || self.rules.is_half_full() {
             // Most rules are of exited processes.
             self.rules.clear();
             self.lost_rules = lost_rules;
@@ -473,7 +477,18 @@ fn records_for(threads: u32) -> u32 {
 
 /// Returns the number of places: each thread has several, and a walk finds new ones.
 fn places_for(threads: u32) -> u32 {
-    if threads <= FEW_THREADS { offcpu_limits::FEW_PLACES.0 } else { offcpu_limits::PLACES.0 }
+    if threads <= FEWEST_THREADS {
+        offcpu_limits::FEWEST_PLACES.0
+    } else if threads <= FEW_THREADS {
+        offcpu_limits::FEW_PLACES.0
+    } else {
+        offcpu_limits::PLACES.0
+    }
+}
+
+/// Returns the number of slots for unwind rules, of which each process has its own.
+fn rules_for(threads: u32) -> u32 {
+    if threads <= FEWEST_THREADS { offcpu_limits::FEWEST_RULES.0 } else { offcpu_limits::RULES.0 }
 }
 
 fn configure(settings: &mut rodata, options: &OffcpuOptions) -> Result<(), AttachError> {

@@ -60,15 +60,18 @@ enum lost_reason {
 enum offcpu_limits {
 	MAX_FRAMES = 127,
 	/* Range of slots; user space allocates them by the number of threads. */
-	MIN_RECORDS = 16384,
+	MIN_RECORDS = 8192,
 	MAX_RECORDS = 1048576,
 	STACKS = 32768,
 	/* At most; a function that finds no room for a place returns this. */
 	PLACES = 131072,
-	/* With few threads. */
+	/* With few threads, and with very few. */
 	FEW_PLACES = 65536,
+	FEWEST_PLACES = 32768,
 	PROCESSES = 65536,
 	RULES = 131072,
+	/* With very few threads. */
+	FEWEST_RULES = 65536,
 	RULE_PROBES = 8,
 	UNKNOWN_FRAMES = 8192,
 	/* Bytes copied at a time from a user stack, within a page. */
@@ -348,6 +351,9 @@ bool retries_code = false;
 volatile u32 unread_now = 0;
 
 LOST_EVENTS(lost_reason, LOST_REASONS)
+
+/* Length of rule_by_slot, a power of two. */
+const volatile u32 rule_slots = RULES;
 
 /*
  * Indexed by the lower bits of the TID. Walks visit threads in TID order, so the next record is in the cache already;

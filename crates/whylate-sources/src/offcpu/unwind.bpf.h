@@ -184,7 +184,7 @@ __noinline int slot_of_rule(u32 process, u64 ip)
 	u32 slot = rule_slot(process, ip);
 
 	for (u32 probe = 0; probe < RULE_PROBES; probe++) {
-		u32 index = (slot + probe) & (RULES - 1);
+		u32 index = (slot + probe) & (rule_slots - 1);
 		struct unwind_rule *rule = bpf_map_lookup_elem(&rule_by_slot, &index);
 
 		if (!rule)
