@@ -289,6 +289,11 @@ impl Account {
     /// Returns the size of a source's ring of late events with their windows, in bytes: hundreds of large ones, or
     /// thousands of small ones. Sources that share the account are read several times a second, and share a budget.
     pub(crate) fn late_bytes(&self) -> u32 {
+        if self.is_own { LATE_BYTES } else { LATE_BYTES / 4 }
+    }
+
+    /// Returns the size of the ring of late threads, which are the most on a busy machine.
+    pub(crate) fn late_thread_bytes(&self) -> u32 {
         if self.is_own { LATE_BYTES } else { LATE_BYTES / 2 }
     }
 
@@ -377,10 +382,13 @@ impl AccountState {
             settings.known_timers.iter_mut().zip(known).for_each(|(to, address)| *to = address);
         }
         drop(read_once);
+        let late_stacks = late_stacks_for(cpus);
+        settings.late_stack_slots = late_stacks;
+        open.maps.late_interrupt_stacks.set_max_entries(late_stacks)?;
         open.maps.account_by_cpu.set_max_entries(cpus)?;
         let interval_bits = match wakeups {
             Wakeups::OfWorkers => occupancy_limits::INTERVAL_BITS.0,
-            Wakeups::ForLater | Wakeups::OfAll => rings::interval_bits(cpus),
+            Wakeups::ForLater | Wakeups::OfAll => rings::interval_bits(cpus, is_shared),
         };
         open.maps.intervals_by_position.set_max_entries(cpus << interval_bits)?;
         if wakeups == Wakeups::OfAll {
@@ -399,8 +407,8 @@ impl AccountState {
         let skeleton = attach::load(open)?;
         steps::register_account(&skeleton)?;
         let rings = Rc::new(rings_of(&skeleton, cpus, interval_bits).context("cannot map the accounts of CPUs")?);
-        let stacks = occupancy_limits::LATE_STACKS.0 as usize;
-        let stacks = MappedArray::new(&skeleton.maps.late_interrupt_stacks, stacks, size_of::<late_stack>());
+        let stacks =
+            MappedArray::new(&skeleton.maps.late_interrupt_stacks, late_stacks as usize, size_of::<late_stack>());
         let windows = Windows::with(stacks.context("cannot map the stacks of late interrupts")?);
         Ok(AccountState {
             links: Vec::new(),
@@ -534,6 +542,13 @@ pub(crate) fn disable_missing_tracepoints(open: &mut OpenObject) -> Result<(), A
 }
 
 /// Maps the memory that the programs write, and sets the ring size in each account.
+/// Returns the number of stacks of late interrupts that are kept.
+fn late_stacks_for(cpus: u32) -> u32 {
+    let stacks = cpus.saturating_mul(occupancy_limits::LATE_STACKS_PER_CPU.0);
+    let stacks = stacks.clamp(occupancy_limits::MIN_LATE_STACKS.0, occupancy_limits::MAX_LATE_STACKS.0);
+    stacks.next_power_of_two()
+}
+
 fn rings_of(skeleton: &OccupancySkel<'_>, cpus: u32, interval_bits: u32) -> std::io::Result<Rings> {
     let maps = &skeleton.maps;
     let map = |map: &libbpf_rs::MapMut<'_>, bytes| MappedArray::new(map, map.max_entries() as usize, bytes);

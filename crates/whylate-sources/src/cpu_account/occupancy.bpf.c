@@ -62,6 +62,9 @@ const volatile u64 tracer_function = 0;
 /* Minimum off-CPU time after which a thread's switch-in calls the program that explains waits. 0: there is none. */
 u64 explain_waits_over_ns = 0;
 
+/* Length of late_interrupt_stacks, a power of two. */
+const volatile u32 late_stack_slots = MAX_LATE_STACKS;
+
 /* Whether a thread was seen that may be a submission thread of io_uring. */
 u32 has_sq_thread = 0;
 
@@ -69,7 +72,8 @@ u32 has_sq_thread = 0;
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, LATE_STACKS);
+	/* User space reduces it if there are few CPUs. */
+	__uint(max_entries, MAX_LATE_STACKS);
 	__type(key, u32);
 	__type(value, struct late_stack);
 } late_interrupt_stacks SEC(".maps");
@@ -408,7 +412,7 @@ static __always_inline s32 stack_of_late(void *ctx, struct account *account)
 	if (now_ns < account->next_stack_ns)
 		return -1;
 	number = __sync_fetch_and_add(&late_stacks, 1) & LATE_STACK_NUMBERS;
-	place = number & (LATE_STACKS - 1);
+	place = number & (late_stack_slots - 1);
 	stack = bpf_map_lookup_elem(&late_interrupt_stacks, &place);
 	if (!stack)
 		return -1;

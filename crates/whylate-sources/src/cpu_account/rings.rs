@@ -18,9 +18,10 @@ const MAX_INTERVALS: u32 = 1 << 20;
 const ATTEMPTS: usize = 1000;
 
 /// Returns the number of intervals per CPU, as a power of two.
-pub(super) fn interval_bits(cpus: u32) -> u32 {
+pub(super) fn interval_bits(cpus: u32, is_shared: bool) -> u32 {
     let bits = (MAX_INTERVALS / cpus.max(1)).checked_ilog2().unwrap_or(0);
-    bits.clamp(occupancy_limits::INTERVAL_BITS.0, occupancy_limits::MAX_INTERVAL_BITS.0)
+    let max = if is_shared { occupancy_limits::MAX_SHARED_INTERVAL_BITS } else { occupancy_limits::MAX_INTERVAL_BITS };
+    bits.clamp(occupancy_limits::INTERVAL_BITS.0, max.0)
 }
 
 /// Mapped rings of all CPUs.
@@ -252,7 +253,9 @@ mod tests {
 
     #[test]
     fn interval_bits_bound_total_memory() {
-        assert_eq!([1, 2, 16, 17, 64, 256, 1024].map(interval_bits), [16, 16, 16, 15, 14, 12, 12]);
+        let cpus = [1, 2, 16, 17, 64, 256, 1024];
+        assert_eq!(cpus.map(|cpus| interval_bits(cpus, false)), [16, 16, 16, 15, 14, 12, 12]);
+        assert_eq!(cpus.map(|cpus| interval_bits(cpus, true)), [15, 15, 15, 15, 14, 12, 12]);
         assert_eq!(size_of::<interval>() << 20, 64 << 20);
     }
 }

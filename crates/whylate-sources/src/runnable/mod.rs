@@ -142,7 +142,7 @@ impl Waits {
             (settings.wanted_process_name, settings.has_wanted_process_name) = (attach::kept_name(name), true);
         }
         account.share_with(open.open_object_mut())?;
-        open.maps.runnable_waits.set_max_entries(account.late_bytes())?;
+        open.maps.runnable_waits.set_max_entries(account.late_thread_bytes())?;
         let skeleton = attach::load(open)?;
         account.watch_unexplained(skeleton.maps.unexplained_events.as_fd())?;
         let records = Records::new(&skeleton.maps.runnable_waits)?;
