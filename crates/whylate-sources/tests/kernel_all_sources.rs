@@ -57,6 +57,30 @@ fn attach(test_cpus: TestCpus, session: &Session) -> Result<Sources> {
     Ok(attached)
 }
 
+/// Maximum memory of the maps of all sources in detail, in bytes: that of the whole machine, and for each CPU.
+const MAX_MAP_BYTES: u64 = 40_000_000;
+const MAX_MAP_BYTES_PER_CPU: u64 = 4_000_000;
+
+/// Returns the bytes of the maps of this process by ID. Maps that grow as they fill (`BPF_F_NO_PREALLOC`) are left out: before
+/// 6.4, the kernel reports their maximum.
+fn map_bytes() -> Result<BTreeMap<u64, u64>> {
+    let mut bytes = BTreeMap::new();
+    for entry in std::fs::read_dir("/proc/self/fdinfo")? {
+        // The descriptor of the directory is closed by the time that it is read.
+        let Ok(fdinfo) = std::fs::read_to_string(entry?.path()) else { continue };
+        let field =
+            |name: &str| fdinfo.lines().find_map(|line| Some(line.strip_prefix(name)?.strip_prefix(':')?.trim()));
+        let (Some(id), Some(memory), Some(flags)) = (field("map_id"), field("memlock"), field("map_flags")) else {
+            continue;
+        };
+        let flags = u64::from_str_radix(flags.trim_start_matches("0x"), 16)?;
+        if flags & u64::from(libbpf_rs::libbpf_sys::BPF_F_NO_PREALLOC) == 0 {
+            bytes.insert(id.parse()?, memory.parse()?);
+        }
+    }
+    Ok(bytes)
+}
+
 /// Has work items, and a thread that naps all the time, wait on the disturbed CPU until it is over.
 fn wait_there<'scope>(scope: &'scope Scope<'scope, '_>, cpu: u32, over: &'scope AtomicBool) {
     scope.spawn(|| {
@@ -204,6 +228,28 @@ fn is_blamed_by(kind: Kind, touched: &[&'static str], is_true: impl Fn(&Cause) -
         ensure!(names.len() == 1, "one disturbance has several names: {names:?}");
         Ok(())
     })
+}
+
+#[test]
+fn maps_of_all_sources_stay_small() -> Result<()> {
+    let Some(_machine) = lock_machine() else { return Ok(()) };
+    let before = map_bytes()?;
+    let session = Session::of_several();
+    let mut attached = Sources::new();
+    for mut source in sources() {
+        source.ask(CommonOptions { explain_over_ns: Some(LATE_NS), in_detail: true, ..CommonOptions::default() });
+        attached.push((source.info().card.name, source.attach(&session)?));
+    }
+    session.begin()?;
+    let maps = map_bytes()?.into_iter().filter(|(id, _)| !before.contains_key(id));
+    let (count, bytes) = maps.fold((0, 0), |(count, sum), (_, bytes)| (count + 1, sum + bytes));
+    let cpus = u64::from(whylate_sources::kernel::cpus::highest_possible()?) + 1;
+    let bound = MAX_MAP_BYTES + cpus * MAX_MAP_BYTES_PER_CPU;
+    println!("{} sources: {count} maps with {bytes} bytes on {cpus} CPUs, of at most {bound}", attached.len());
+    // Their largest tables alone take a third of it, so the maps were found.
+    ensure!(bytes > bound / 3, "the maps take {bytes} bytes, less than their largest tables");
+    ensure!(bytes <= bound, "the maps take {bytes} bytes, and may take {bound}");
+    Ok(())
 }
 
 #[test]
