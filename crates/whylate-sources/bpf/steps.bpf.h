@@ -22,19 +22,19 @@ enum waking_step {
 	WAKING_STEPS,
 };
 
+/* At interrupts not raised by devices. */
+enum vector_step {
+	VECTOR_STEP_ENTRY,
+	VECTOR_STEP_EXIT,
+	VECTOR_STEPS,
+};
+
 struct {
 	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
 	__uint(max_entries, SWITCH_STEPS);
 	__type(key, u32);
 	__type(value, u32);
 } steps_of_switch SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
-	__uint(max_entries, WAKING_STEPS);
-	__type(key, u32);
-	__type(value, u32);
-} steps_of_waking SEC(".maps");
 
 /* The account's program calls those of this source at switches and wakeups; they are not attached themselves. */
 const volatile bool is_called_by_account = false;

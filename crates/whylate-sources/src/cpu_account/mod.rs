@@ -263,7 +263,6 @@ impl Account {
                 "first_move_by_tid" => &maps.first_move_by_tid,
                 "throttles_by_group" => &maps.throttles_by_group,
                 "steps_of_switch" => &maps.steps_of_switch,
-                "steps_of_waking" => &maps.steps_of_waking,
                 _ => continue,
             };
             map.reuse_fd(shared.as_fd())?;

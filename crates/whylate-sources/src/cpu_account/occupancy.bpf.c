@@ -37,6 +37,7 @@ struct {
 	enum occupancy_limits occupancy_limits;
 	enum switch_step switch_step;
 	enum waking_step waking_step;
+	enum vector_step vector_step;
 } layouts = {};
 
 enum {
@@ -77,6 +78,24 @@ struct {
 	__type(key, u32);
 	__type(value, struct late_stack);
 } late_interrupt_stacks SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
+	__uint(max_entries, WAKING_STEPS);
+	__type(key, u32);
+	__type(value, u32);
+} steps_of_waking SEC(".maps");
+
+/* Programs of a source that runs at all vectors, which saves it a link for each. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
+	__uint(max_entries, VECTOR_STEPS);
+	__type(key, u32);
+	__type(value, u32);
+} steps_of_vectors SEC(".maps");
+
+/* Whether there are such programs. */
+u32 has_vector_steps = 0;
 
 /* Number of stacks of late interrupts so far. */
 u32 late_stacks = 0;
@@ -368,13 +387,19 @@ int BPF_PROG(on_irq_handler_exit)
 SEC("raw_tp")
 int BPF_PROG(on_irq_vector_entry, int vector)
 {
-	return irq_begins(OCCUPANT_VECTOR, vector_of(vector), NULL);
+	irq_begins(OCCUPANT_VECTOR, vector_of(vector), NULL);
+	if (has_vector_steps)
+		bpf_tail_call(ctx, &steps_of_vectors, VECTOR_STEP_ENTRY);
+	return 0;
 }
 
 SEC("raw_tp")
 int BPF_PROG(on_irq_vector_exit)
 {
-	return irq_ends();
+	irq_ends();
+	if (has_vector_steps)
+		bpf_tail_call(ctx, &steps_of_vectors, VECTOR_STEP_EXIT);
+	return 0;
 }
 
 /* arm64: the reason is a text, such as "Rescheduling interrupts". */

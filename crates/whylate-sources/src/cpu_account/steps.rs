@@ -9,7 +9,7 @@ use anyhow::anyhow;
 use libbpf_rs::{MapCore as _, MapFlags};
 
 use super::skel::OccupancySkel;
-use super::skel::types::{switch_step, waking_step};
+use super::skel::types::{switch_step, vector_step, waking_step};
 use super::{Account, AccountState};
 use crate::kernel::error::AttachError;
 
@@ -27,6 +27,10 @@ pub(crate) enum Step {
     },
     /// A thread of io_uring is woken.
     SqpollWaking,
+    /// An interrupt that no device has raised begins.
+    TicksVectorEntry,
+    /// It ends.
+    TicksVectorExit,
 }
 
 impl Step {
@@ -37,6 +41,8 @@ impl Step {
             Step::SqpollSwitch => switch_step::STEP_SQPOLL.0,
             Step::RunnableSwitch { .. } => switch_step::STEP_RUNNABLE.0,
             Step::SqpollWaking => waking_step::WAKING_STEP_SQPOLL.0,
+            Step::TicksVectorEntry => vector_step::VECTOR_STEP_ENTRY.0,
+            Step::TicksVectorExit => vector_step::VECTOR_STEP_EXIT.0,
         }
     }
 }
@@ -63,6 +69,7 @@ impl Account {
             state.explain_waits_over(over_ns);
         }
         state.steps.insert(step);
+        state.count_vector_steps();
         Ok(StepGuard { state: Rc::downgrade(&self.state), step })
     }
 }
@@ -71,7 +78,16 @@ impl AccountState {
     fn map_of(&self, step: Step) -> &libbpf_rs::MapMut<'static> {
         match step {
             Step::SqpollWaking => &self.skeleton.maps.steps_of_waking,
+            Step::TicksVectorEntry | Step::TicksVectorExit => &self.skeleton.maps.steps_of_vectors,
             _ => &self.skeleton.maps.steps_of_switch,
+        }
+    }
+
+    fn count_vector_steps(&mut self) {
+        let of_vectors = |step: &&Step| matches!(step, Step::TicksVectorEntry | Step::TicksVectorExit);
+        let count = self.steps.iter().filter(of_vectors).count() as u32;
+        if let Some(data) = self.skeleton.maps.bss_data.as_deref_mut() {
+            data.has_vector_steps = count;
         }
     }
 
@@ -94,6 +110,7 @@ impl Drop for StepGuard {
         if let Step::RunnableSwitch { .. } = self.step {
             state.explain_waits_over(0);
         }
+        state.count_vector_steps();
         // Deletion fails only if the entry is gone already.
         let _ = state.map_of(self.step).delete(&self.step.position().to_ne_bytes());
     }

@@ -3,10 +3,17 @@
 
 use libbpf_rs::{ErrorKind, Link, ProgramMut};
 
+use super::Step;
 use super::skel::types::irq_vector;
 
-/// Programs for all vectors, and what their tracepoints end in.
-const PROGRAMS: [(&str, &str); 2] = [("on_irq_vector_entry", "_entry"), ("on_irq_vector_exit", "_exit")];
+/// Programs for all vectors, what their tracepoints end in, and the step at which the account calls that of a source.
+const PROGRAMS: [(&str, &str, Step); 2] =
+    [("on_irq_vector_entry", "_entry", Step::TicksVectorEntry), ("on_irq_vector_exit", "_exit", Step::TicksVectorExit)];
+
+/// Returns the step at which the account calls a source's program; `None` for a program that is attached itself.
+pub(crate) fn step_of(program: &ProgramMut<'_>) -> Option<Step> {
+    PROGRAMS.iter().find(|(name, ..)| program.name() == *name).map(|(.., step)| *step)
+}
 
 /// Returns the name of an interrupt without a device, as the kernel's tracepoint spells it.
 pub(crate) fn name_of(id: u32) -> Option<&'static str> {
@@ -32,7 +39,7 @@ pub(crate) fn name_of(id: u32) -> Option<&'static str> {
 /// # Errors
 /// Fails if the kernel refuses, or lacks the tracepoint of a program for a single one.
 pub(crate) fn attach(program: &ProgramMut<'_>) -> libbpf_rs::Result<Vec<Link>> {
-    let Some((_, ending)) = PROGRAMS.iter().find(|(name, _)| program.name() == *name) else {
+    let Some((_, ending, _)) = PROGRAMS.iter().find(|(name, ..)| program.name() == *name) else {
         return Ok(vec![program.attach()?]);
     };
     let names = (0..irq_vector::VECTOR_NAMED.0).filter_map(name_of);

@@ -20,7 +20,7 @@ use whylate_model::{Histogram, Occupancy, Snapshot};
 use self::types::{bucket_page, culprit, culprit_key, interrupted_stack, tick, tick_limits};
 use super::culprits;
 use super::sampler::NmiSampler;
-use crate::cpu_account::{Account, LATE_BYTES, Timers, Wakeups, disable_missing_tracepoints, vectors};
+use crate::cpu_account::{Account, LATE_BYTES, StepGuard, Timers, Wakeups, disable_missing_tracepoints, vectors};
 use crate::irqsoff::IrqsoffOptions;
 use crate::kernel::attach::{self, PlainData, ProgramStatistics};
 use crate::kernel::distribution::{DistributionOffsets, Distributions};
@@ -58,6 +58,8 @@ fn culprits_for(cpus: u32, period_ns: u64) -> u32 {
 
 pub(super) struct Programs {
     _links: Vec<Link>,
+    /// Programs that the account calls.
+    _called: Vec<StepGuard>,
     records: Records,
     /// Account of the CPU; present if causes are requested.
     account: Option<Account>,
@@ -167,10 +169,17 @@ impl Programs {
         let mut programs: Vec<_> = programs.filter(|program| program.autoload() && has_event(program.name())).collect();
         // Exit programs first, so that the end of each handler is seen.
         programs.sort_by_key(|program| !program.name().to_string_lossy().ends_with("_exit"));
-        let links =
-            programs.iter().map(vectors::attach).collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect();
+        let (mut links, mut called) = (Vec::new(), Vec::new());
+        for program in &programs {
+            // The account is at the same tracepoints, and calls the program when it is done.
+            match (&account, vectors::step_of(program)) {
+                (Some(account), Some(step)) => called.push(account.call(step, program.as_fd())?),
+                _ => links.extend(vectors::attach(program)?),
+            }
+        }
         sampler.start(skeleton.progs.on_kernel_cycles.as_fd())?;
         Ok(Programs {
+            _called: called,
             _links: links,
             records,
             account,
