@@ -6,6 +6,7 @@ use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// Type of a file handle with a kernfs ID, as of cgroupfs (`FILEID_KERNFS`, exportfs.h).
 const FILEID_KERNFS: i32 = 0xfe;
@@ -18,17 +19,31 @@ struct Handle {
     id: [u8; 8],
 }
 
+/// The roots of hierarchies that are open: one descriptor for all sources.
+static MOUNTS: Mutex<Vec<(PathBuf, Weak<File>)>> = Mutex::new(Vec::new());
+
+fn mount(root: &Path) -> io::Result<Arc<File>> {
+    let mut mounts = MOUNTS.lock().unwrap_or_else(PoisonError::into_inner);
+    mounts.retain(|(_, mount)| mount.strong_count() > 0);
+    if let Some(mount) = mounts.iter().find(|(of, _)| of == root).and_then(|(_, mount)| mount.upgrade()) {
+        return Ok(mount);
+    }
+    let mount = Arc::new(File::open(root)?);
+    mounts.push((root.to_owned(), Arc::downgrade(&mount)));
+    Ok(mount)
+}
+
 /// A mounted hierarchy. Its cgroups can be opened by ID.
 #[derive(Debug)]
 pub(super) struct ByHandle {
-    mount: File,
+    mount: Arc<File>,
     root: PathBuf,
 }
 
 impl ByHandle {
     /// Opens the hierarchy. `None` if this process may not open files by handles, as without CAP_DAC_READ_SEARCH.
     pub(super) fn new(root: &Path) -> Option<Self> {
-        let by_handle = ByHandle { mount: File::open(root).ok()?, root: root.to_owned() };
+        let by_handle = ByHandle { mount: mount(root).ok()?, root: root.to_owned() };
         let own = std::os::unix::fs::MetadataExt::ino(&fs::metadata(root).ok()?);
         (by_handle.path(own).as_deref() == Some("/")).then_some(by_handle)
     }
