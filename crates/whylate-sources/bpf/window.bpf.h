@@ -10,24 +10,15 @@ enum {
 	EXPLAIN_BURST_NS = 1000000000,
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, 1);
-	__type(key, u32);
-	__type(value, struct unexplained);
-} unexplained_events SEC(".maps");
+struct unexplained unexplained_events = {};
 
 static __noinline void leave_unexplained(u64 late_ns, bool has_room)
 {
-	struct unexplained *unexplained;
-	u32 zero = 0;
-
-	unexplained = bpf_map_lookup_elem(&unexplained_events, &zero);
-	if (!unexplained)
-		return;
-	__sync_fetch_and_add(has_room ? &unexplained->over_budget : &unexplained->no_room, 1);
-	__sync_fetch_and_add(&unexplained->late_ns, late_ns);
+	if (has_room)
+		__sync_fetch_and_add(&unexplained_events.over_budget, 1);
+	else
+		__sync_fetch_and_add(&unexplained_events.no_room, 1);
+	__sync_fetch_and_add(&unexplained_events.late_ns, late_ns);
 }
 
 /* With many late events, explaining each would delay others: run queues are locked during it. */

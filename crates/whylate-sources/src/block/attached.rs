@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::fs;
+use std::mem::offset_of;
 use std::os::fd::AsFd as _;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -16,7 +17,7 @@ use whylate_model::{LateEvent, Snapshot};
 use super::gather::SeriesCounts;
 use super::late::{self, Cpus, KEEP_NS, RecordedRequests};
 use super::names::{RequestNames, number_of};
-use super::skel::types::{done_request, lost_reason, request_limits, series_key, series_limits, signaled_by};
+use super::skel::types::{bss, done_request, lost_reason, request_limits, series_key, series_limits, signaled_by};
 use super::skel::{BlockSkel, BlockSkelBuilder, OpenBlockSkel};
 use super::{BlockOptions, By, FEXIT, INFO, INSERT};
 use crate::cpu_account::{Account, Timers, Wakeups};
@@ -133,8 +134,13 @@ impl AttachedBlock {
             None => load_programs(options, &session.pages(pages_for(options))?, backend)?,
         };
         let counts = SeriesCounts::new(&skeleton, options.by, series_limit(options))?;
-        let lost = MappedArray::new(skeleton.maps.lost_by_reason.as_fd(), LOST.len(), size_of::<u64>())
-            .context("cannot map the counts of lost events")?;
+        let lost = MappedArray::inside(
+            skeleton.maps.bss.as_fd(),
+            offset_of!(bss, lost_by_reason),
+            LOST.len(),
+            size_of::<u64>(),
+        )
+        .context("cannot map the counts of lost events")?;
         let recorded =
             options.explain_over_ns.map(|_| RecordedRequests::new(&skeleton, cpus, done_by(cpus))).transpose()?;
         let has_late = options.late_over_ns.or(options.explain_over_ns).is_some();

@@ -26,7 +26,7 @@ use std::sync::atomic::Ordering;
 
 use anyhow::Context as _;
 use libbpf_rs::skel::{OpenSkel as _, Skel as _, SkelBuilder as _};
-use libbpf_rs::{Link, MapCore as _, MapFlags, OpenObject, Program};
+use libbpf_rs::{Link, MapCore as _, MapFlags, OpenObject};
 use whylate_model::ActorName;
 use whylate_model::Snapshot;
 use whylate_model::path::timer::TimerKind;
@@ -460,7 +460,7 @@ impl AccountState {
     }
 
     fn statistics(&self) -> ProgramStatistics {
-        attach::statistics(self.skeleton.object().progs().filter(Program::autoload))
+        attach::statistics(self.skeleton.object().progs().filter(attach::is_open))
     }
 
     pub(crate) fn take_lost(&mut self) -> Vec<(&'static str, u64)> {

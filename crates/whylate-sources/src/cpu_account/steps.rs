@@ -2,15 +2,16 @@
 //! Programs of sources that the account's program tail-calls, so that only one program per tracepoint is attached.
 
 use std::cell::RefCell;
-use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
+use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::rc::{Rc, Weak};
 
 use anyhow::anyhow;
-use libbpf_rs::{MapCore as _, MapFlags};
+use libbpf_rs::{MapCore as _, MapFlags, ProgramMut};
 
 use super::skel::OccupancySkel;
 use super::skel::types::{switch_step, vector_step, waking_step};
 use super::{Account, AccountState};
+use crate::kernel::attach;
 use crate::kernel::error::AttachError;
 
 /// A source's program that the account calls, by source and tracepoint.
@@ -54,17 +55,16 @@ pub(crate) struct StepGuard {
 }
 
 impl Account {
-    /// Registers `program`, which the account calls from now on while it is attached.
+    /// Registers `program`, which the account calls from now on while it is attached. Its descriptor is closed.
     ///
     /// # Errors
     /// Fails if a program is already registered for this step, or the kernel refuses it.
-    pub(crate) fn call(&self, step: Step, program: BorrowedFd<'_>) -> Result<StepGuard, AttachError> {
+    pub(crate) fn call(&self, step: Step, program: &ProgramMut<'_>) -> Result<StepGuard, AttachError> {
         let mut state = self.state.borrow_mut();
         if state.steps.iter().any(|other| std::mem::discriminant(other) == std::mem::discriminant(&step)) {
             return Err(AttachError::Failed(anyhow!("attach this source once beside others")));
         }
-        let program = program.as_raw_fd().to_ne_bytes();
-        state.map_of(step).update(&step.position().to_ne_bytes(), &program, MapFlags::ANY)?;
+        add(state.map_of(step), step.position(), program)?;
         if let Step::RunnableSwitch { over_ns } = step {
             state.explain_waits_over(over_ns);
         }
@@ -118,7 +118,14 @@ impl Drop for StepGuard {
 
 /// Registers the account's own program, which sources' programs tail-call when they are done.
 pub(super) fn register_account(skeleton: &OccupancySkel<'_>) -> Result<(), AttachError> {
-    let program = skeleton.progs.on_sched_switch_after_step.as_fd().as_raw_fd().to_ne_bytes();
-    let position = switch_step::STEP_ACCOUNT.0.to_ne_bytes();
-    Ok(skeleton.maps.steps_of_switch.update(&position, &program, MapFlags::ANY)?)
+    let program = &skeleton.progs.on_sched_switch_after_step;
+    Ok(add(&skeleton.maps.steps_of_switch, switch_step::STEP_ACCOUNT.0, program)?)
+}
+
+/// Moves a program to a program array, which holds it.
+fn add(array: &libbpf_rs::MapMut<'_>, position: u32, program: &ProgramMut<'_>) -> libbpf_rs::Result<()> {
+    let descriptor = program.as_fd().as_raw_fd().to_ne_bytes();
+    array.update(&position.to_ne_bytes(), &descriptor, MapFlags::ANY)?;
+    attach::close(program);
+    Ok(())
 }

@@ -18,12 +18,12 @@ pub(super) struct Unexplained {
 }
 
 impl Account {
-    /// Maps `map`, the counters of the source's programs.
+    /// Maps the counters of the source's programs, `start` bytes into `variables`.
     ///
     /// # Errors
     /// Fails if the map cannot be mapped.
-    pub(crate) fn watch_unexplained(&mut self, map: BorrowedFd<'_>) -> anyhow::Result<()> {
-        let counts = MappedArray::new(map, 1, size_of::<unexplained>());
+    pub(crate) fn watch_unexplained(&mut self, variables: BorrowedFd<'_>, start: usize) -> anyhow::Result<()> {
+        let counts = MappedArray::inside(variables, start, 1, size_of::<unexplained>());
         self.unexplained = Some(Unexplained { counts: counts.context("cannot map the counts of late events")? });
         Ok(())
     }

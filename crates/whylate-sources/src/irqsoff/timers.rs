@@ -13,7 +13,7 @@ use libbpf_rs::Link;
 use libbpf_rs::skel::{Skel as _, SkelBuilder as _};
 use whylate_model::{Histogram, Labels, LateEvent, Series, Snapshot};
 
-use self::skel::types::{bucket_page, timer_key, timer_limits, timer_series, timers_lost};
+use self::skel::types::{bss, bucket_page, timer_key, timer_limits, timer_series, timers_lost};
 use super::INFO;
 use crate::kernel::attach::{self, Meter};
 use crate::kernel::distribution::{DistributionOffsets, Distributions};
@@ -71,7 +71,7 @@ impl AttachedTimers {
         let series = Elements::new(series, key, limit, &maps.timer_series_id_by_key);
         let pages = MappedArray::new(maps.bucket_pages.as_fd(), PAGES as usize, size_of::<bucket_page>());
         let pages = Rc::new(pages.context("cannot map the histograms")?);
-        let lost = MappedArray::new(maps.lost_by_reason.as_fd(), LOST.len(), size_of::<u64>());
+        let lost = MappedArray::inside(maps.bss.as_fd(), offset_of!(bss, lost_by_reason), LOST.len(), size_of::<u64>());
         // The exit program first, so that no function is seen starting without its end.
         let links =
             vec![skeleton.progs.on_hrtimer_expire_exit.attach()?, skeleton.progs.on_hrtimer_expire_entry.attach()?];

@@ -12,10 +12,10 @@ use std::time::Duration;
 use anyhow::{Context as _, anyhow};
 use libbpf_rs::libbpf_sys::{
     BPF_TRACE_ITER, bpf_iter_create, bpf_iter_link_info, bpf_link_create, bpf_link_create_opts, bpf_obj_get_info_by_fd,
-    bpf_object__btf, bpf_prog_info, btf__fd, btf__set_fd,
+    bpf_object__btf, bpf_prog_info, bpf_program__fd, bpf_program__unload, btf__fd, btf__set_fd,
 };
 use libbpf_rs::skel::{OpenSkel, Skel};
-use libbpf_rs::{AsRawLibbpf as _, OpenObject, RingBuffer};
+use libbpf_rs::{AsRawLibbpf as _, OpenObject, Program, ProgramMut, RingBuffer};
 use whylate_model::{Probe, Snapshot};
 
 use crate::kernel::error::AttachError;
@@ -230,6 +230,19 @@ fn owned(fd: i32) -> std::io::Result<OwnedFd> {
     }
     // SAFETY: the descriptor has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Closes the descriptor of a program that a program array holds. The kernel counts its runs with those of the program that
+/// calls it.
+pub(crate) fn close(program: &ProgramMut<'_>) {
+    // SAFETY: the object owns the program while it lives; libbpf marks the descriptor as closed.
+    unsafe { bpf_program__unload(program.as_libbpf_object().as_ptr()) };
+}
+
+/// Returns whether a program has a descriptor: one that was not loaded, or is closed, has none.
+pub(crate) fn is_open(program: &Program<'_>) -> bool {
+    // SAFETY: the object owns the program while it lives.
+    unsafe { bpf_program__fd(program.as_libbpf_object().as_ptr()) >= 0 }
 }
 
 /// Sums the statistics of `programs`; a program without an answer of the kernel counts as zero.

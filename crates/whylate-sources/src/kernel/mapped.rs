@@ -20,6 +20,8 @@ const MAX_COPIED_BYTES: usize = 320;
 pub struct MappedArray {
     memory: NonNull<u8>,
     bytes: usize,
+    /// Offset of the first element, in bytes.
+    start: usize,
     /// Distance of two elements: the kernel rounds the element size up to 8 bytes.
     stride: usize,
     entries: usize,
@@ -36,14 +38,22 @@ impl MappedArray {
     /// # Errors
     /// Fails if the kernel refuses, e.g. because the map is smaller or not mmapable.
     pub fn new(map: impl AsFd, entries: usize, element_bytes: usize) -> io::Result<Self> {
+        Self::inside(map, 0, entries, element_bytes)
+    }
+
+    /// Maps an array that is a variable of a BPF program, `start` bytes into the map of its variables.
+    ///
+    /// # Errors
+    /// As [`MappedArray::new`].
+    pub fn inside(map: impl AsFd, start: usize, entries: usize, element_bytes: usize) -> io::Result<Self> {
         let stride = element_bytes.next_multiple_of(8);
-        let bytes =
-            entries.checked_mul(stride).ok_or(io::ErrorKind::OutOfMemory)?.next_multiple_of(rustix::param::page_size());
+        let end = entries.checked_mul(stride).and_then(|bytes| bytes.checked_add(start));
+        let bytes = end.ok_or(io::ErrorKind::OutOfMemory)?.next_multiple_of(rustix::param::page_size());
         // SAFETY: a new mapping at an address that the kernel chooses; it replaces nothing.
         let memory =
             unsafe { mmap(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, map, 0)? };
         let memory = NonNull::new(memory.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(MappedArray { memory, bytes, stride, entries })
+        Ok(MappedArray { memory, bytes, start, stride, entries })
     }
 
     /// Returns the number of elements.
@@ -109,7 +119,7 @@ impl MappedArray {
         assert!(index < self.entries && offset + size_of::<T>() <= self.stride, "outside the BPF array");
         assert!(offset.is_multiple_of(align_of::<T>()), "not aligned in the BPF array");
         // SAFETY: the assertions keep the address within the mapping; its base is aligned to a page.
-        unsafe { self.memory.as_ptr().add(index * self.stride + offset) }
+        unsafe { self.memory.as_ptr().add(self.start + index * self.stride + offset) }
     }
 }
 

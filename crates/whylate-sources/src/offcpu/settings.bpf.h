@@ -350,7 +350,7 @@ bool retries_code = false;
  */
 volatile u32 unread_now = 0;
 
-LOST_EVENTS(lost_reason, LOST_REASONS)
+LOST_EVENTS_IN_MAP(lost_reason, LOST_REASONS)
 
 /* Length of rule_by_slot, a power of two. */
 const volatile u32 rule_slots = RULES;

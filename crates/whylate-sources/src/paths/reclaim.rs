@@ -2,6 +2,7 @@
 //! Records when threads reclaim memory, for which cgroup, and how many pages each process frees.
 
 use std::collections::{BTreeMap, HashMap};
+use std::mem::offset_of;
 use std::os::fd::AsFd as _;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -12,7 +13,7 @@ use libbpf_rs::{Link, MapCore as _, MapFlags};
 use whylate_model::path::history::Name;
 use whylate_model::reclaim::{FreedPages, ReclaimKind, ReclaimReason, ReclaimRecords, ReclaimSpan};
 
-use self::skel::types::{lost_reclaim, reclaim_kind, reclaim_span};
+use self::skel::types::{bss, lost_reclaim, reclaim_kind, reclaim_span};
 use self::skel::{ReclaimSkel, ReclaimSkelBuilder};
 use crate::cpu_account::disable_missing_tracepoints;
 use crate::kernel::attach::{self, Loading, PlainData};
@@ -75,7 +76,8 @@ impl ReclaimRecorder {
         let mut skeleton = loading.wait()?;
         let records = Records::new(&skeleton.maps.reclaim_spans)?;
         let reasons = lost_reclaim::LOST_RECLAIM_REASONS.0 as usize;
-        let lost = MappedArray::new(skeleton.maps.lost_by_reason.as_fd(), reasons, size_of::<u64>());
+        let lost =
+            MappedArray::inside(skeleton.maps.bss.as_fd(), offset_of!(bss, lost_by_reason), reasons, size_of::<u64>());
         let lost = lost.context("cannot map what the programs write")?;
         let mut programs: Vec<_> = skeleton.object_mut().progs_mut().filter(|program| program.autoload()).collect();
         // Attaches the programs for ends first: an end is recorded for each span that begins after this.

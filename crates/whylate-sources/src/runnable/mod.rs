@@ -25,7 +25,7 @@ use whylate_model::{Labels, LateEvent, Occupancy, Snapshot};
 
 use self::programs::ProgramShares;
 use self::skel::RunnableSkelBuilder;
-use self::skel::types::{runnable_wait, thread_role};
+use self::skel::types::{bss, runnable_wait, thread_role};
 use self::sleeps::BlockedWaits;
 use crate::cpu_account::{Account, Step, StepGuard, Timers, Wakeups, Windows};
 use crate::kernel::attach::{self, PlainData, ProgramStatistics, text};
@@ -144,10 +144,10 @@ impl Waits {
         account.share_with(open.open_object_mut())?;
         open.maps.runnable_waits.set_max_entries(account.late_thread_bytes())?;
         let skeleton = attach::load(open)?;
-        account.watch_unexplained(skeleton.maps.unexplained_events.as_fd())?;
+        account.watch_unexplained(skeleton.maps.bss.as_fd(), offset_of!(bss, unexplained_events))?;
         let records = Records::new(&skeleton.maps.runnable_waits)?;
         let step = Step::RunnableSwitch { over_ns: wanted.explain_over_ns };
-        let called = account.call(step, skeleton.progs.on_sched_switch.as_fd())?;
+        let called = account.call(step, &skeleton.progs.on_sched_switch)?;
         account.attach()?;
         let lock_waits = Rc::<RefCell<LockWaits>>::default();
         let locks = locks.map(|loading| loading.attach(&lock_waits)).transpose();
@@ -258,8 +258,8 @@ impl Waits {
     }
 
     pub(crate) fn statistics(&self) -> ProgramStatistics {
-        let mut statistics = attach::statistics([self.skeleton.progs.on_sched_switch.as_fd()]);
-        statistics += self.account.statistics();
+        // They include the runs of the program that the account calls.
+        let mut statistics = self.account.statistics();
         if let Some(locks) = &self.locks {
             statistics += locks.contended.statistics();
         }

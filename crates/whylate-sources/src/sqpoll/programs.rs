@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The BPF programs, and the three ways in which they distinguish work from spinning.
 
+use std::mem::offset_of;
 use std::ops::Range;
 use std::os::fd::AsFd as _;
 
 use anyhow::Context as _;
 use libbpf_rs::skel::{OpenSkel as _, Skel as _, SkelBuilder as _};
-use libbpf_rs::{Btf, Link, Program, btf};
+use libbpf_rs::{Btf, Link, btf};
 
 use super::samples::Samples;
-use super::skel::types::sq_lost;
+use super::skel::types::{bss, sq_lost};
 use super::skel::{OpenSqpollSkel, SqpollSkel, SqpollSkelBuilder};
 use super::{SqpollOptions, never_sleeps};
 use crate::cpu_account::{Account, Step, StepGuard, Timers, Wakeups};
@@ -111,10 +112,11 @@ impl Programs {
         }
         let skeleton = attach::load(open)?;
         if let Some(account) = &mut account {
-            account.watch_unexplained(skeleton.maps.unexplained_events.as_fd())?;
+            account.watch_unexplained(skeleton.maps.bss.as_fd(), offset_of!(bss, unexplained_events))?;
         }
-        let lost = MappedArray::new(
-            skeleton.maps.lost_by_reason.as_fd(),
+        let lost = MappedArray::inside(
+            skeleton.maps.bss.as_fd(),
+            offset_of!(bss, lost_by_reason),
             sq_lost::SQ_LOST_REASONS.0 as usize,
             size_of::<u64>(),
         )
@@ -133,7 +135,7 @@ impl Programs {
         marks.sort_by_key(|program| !program.name().to_string_lossy().ends_with("_exit"));
         for program in marks {
             match (step_of(&program), &account) {
-                (Some(step), Some(account)) => called.push(account.call(step, program.as_fd())?),
+                (Some(step), Some(account)) => called.push(account.call(step, &program)?),
                 _ => links.push(program.attach()?),
             }
         }
@@ -161,7 +163,7 @@ impl Programs {
     }
 
     pub(super) fn statistics(&self) -> ProgramStatistics {
-        let mut statistics = attach::statistics(self.skeleton.object().progs().filter(Program::autoload));
+        let mut statistics = attach::statistics(self.skeleton.object().progs().filter(attach::is_open));
         self.account.iter().for_each(|account| statistics += account.statistics());
         statistics
     }

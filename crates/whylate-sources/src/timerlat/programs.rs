@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The BPF programs: when timers expired and threads ran, and what occupied the CPU until then.
 
+use std::mem::offset_of;
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
 
 use anyhow::Context as _;
 use libbpf_rs::Link;
-use libbpf_rs::skel::{OpenSkel as _, SkelBuilder as _};
+use libbpf_rs::skel::{OpenSkel as _, Skel as _, SkelBuilder as _};
 
 use super::TimerlatOptions;
 use super::activation::Activation;
 use super::ran::Ran;
-use super::skel::types::activation;
+use super::skel::types::{activation, bss};
 use super::skel::{TimerlatSkel, TimerlatSkelBuilder};
 use crate::cpu_account::{Account, Step, StepGuard, TRACER_FUNCTION, Timers, WAKEUP_FUNCTION, Wakeups};
 use crate::kernel::attach::{self, ProgramStatistics};
@@ -62,7 +63,7 @@ impl Programs {
         }
         let skeleton = attach::load(open)?;
         if let Some(account) = &mut account {
-            account.watch_unexplained(skeleton.maps.unexplained_events.as_fd())?;
+            account.watch_unexplained(skeleton.maps.bss.as_fd(), offset_of!(bss, unexplained_events))?;
         }
         let map = MappedArray::new(skeleton.maps.activation_by_cpu.as_fd(), entries as usize, size_of::<activation>())
             .context("cannot map the activations")?;
@@ -73,7 +74,7 @@ impl Programs {
         let mut links = vec![skeleton.progs.on_hrtimer_expire_entry.attach()?];
         let mut called = None;
         if let Some(account) = &mut account {
-            called = Some(account.call(Step::TimerlatSwitch, skeleton.progs.on_sched_switch.as_fd())?);
+            called = Some(account.call(Step::TimerlatSwitch, &skeleton.progs.on_sched_switch)?);
             account.attach()?;
         } else {
             links.push(skeleton.progs.on_sched_switch.attach()?);
@@ -102,9 +103,8 @@ impl Programs {
     }
 
     pub(super) fn statistics(&self) -> ProgramStatistics {
-        let programs = &self.skeleton.progs;
-        let ours = [programs.on_hrtimer_expire_entry.as_fd(), programs.on_sched_switch.as_fd()];
-        let mut statistics = attach::statistics(ours.into_iter().chain(self.ran.iter().map(Ran::program)));
+        let mut statistics = attach::statistics(self.skeleton.object().progs().filter(attach::is_open));
+        statistics += attach::statistics(self.ran.iter().map(Ran::program));
         self.account.iter().for_each(|account| statistics += account.statistics());
         statistics
     }

@@ -3,6 +3,7 @@
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
+use std::mem::offset_of;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
@@ -14,7 +15,7 @@ use libbpf_rs::{Link, MapCore, MapFlags, RingBuffer, RingBufferBuilder};
 use whylate_model::{LateEvent, Snapshot};
 
 use super::gather::{self, SeriesCounts, per_cpu};
-use super::skel::types::{explain_limits, item_limits, late_item, lost_reason, series_key, stack_limits};
+use super::skel::types::{bss, explain_limits, item_limits, late_item, lost_reason, series_key, stack_limits};
 use super::skel::{OpenWqSkel, WqSkel, WqSkelBuilder};
 use super::{By, FENTRY, INFO, WqOptions, explain, late};
 use crate::cpu_account::{Account, Timers, Wakeups};
@@ -82,11 +83,16 @@ impl AttachedWq {
         }
         let mut skeleton = attach::load(open)?;
         if let Some(account) = &mut account {
-            account.watch_unexplained(skeleton.maps.unexplained_events.as_fd())?;
+            account.watch_unexplained(skeleton.maps.bss.as_fd(), offset_of!(bss, unexplained_events))?;
         }
         let counts = SeriesCounts::new(&skeleton, options)?;
-        let lost = MappedArray::new(skeleton.maps.lost_by_reason.as_fd(), LOST.len(), size_of::<u64>())
-            .context("cannot map the counts of lost events")?;
+        let lost = MappedArray::inside(
+            skeleton.maps.bss.as_fd(),
+            offset_of!(bss, lost_by_reason),
+            LOST.len(),
+            size_of::<u64>(),
+        )
+        .context("cannot map the counts of lost events")?;
         let late = Rc::new(RefCell::new(VecDeque::new()));
         let ring = options
             .late_over_ns

@@ -147,7 +147,7 @@ impl Programs {
         open.progs.on_kernel_cycles.set_autoload(!sampler.is_empty());
         let skeleton = attach::load(open)?;
         if let Some(account) = &mut account {
-            account.watch_unexplained(skeleton.maps.unexplained_events.as_fd())?;
+            account.watch_unexplained(skeleton.maps.bss.as_fd(), offset_of!(types::bss, unexplained_events))?;
         }
         let map =
             |map: &libbpf_rs::MapMut<'_>, entries: u32, bytes| MappedArray::new(map.as_fd(), entries as usize, bytes);
@@ -173,7 +173,7 @@ impl Programs {
         for program in &programs {
             // The account is at the same tracepoints, and calls the program when it is done.
             match (&account, vectors::step_of(program)) {
-                (Some(account), Some(step)) => called.push(account.call(step, program.as_fd())?),
+                (Some(account), Some(step)) => called.push(account.call(step, program)?),
                 _ => links.extend(vectors::attach(program)?),
             }
         }
@@ -351,7 +351,7 @@ impl Programs {
     }
 
     pub(super) fn statistics(&self) -> ProgramStatistics {
-        let ours = self.skeleton.object().progs().filter(libbpf_rs::Program::autoload);
+        let ours = self.skeleton.object().progs().filter(attach::is_open);
         let mut statistics = attach::statistics(ours);
         self.account.iter().for_each(|account| statistics += account.statistics());
         statistics
