@@ -60,6 +60,14 @@ fn attach(test_cpus: TestCpus, session: &Session) -> Result<Sources> {
 /// Maximum memory of the maps of all sources in detail, in bytes: that of the whole machine, and for each CPU.
 const MAX_MAP_BYTES: u64 = 40_000_000;
 const MAX_MAP_BYTES_PER_CPU: u64 = 4_000_000;
+/// Maximum number of descriptors of maps, programs and links of all sources.
+const MAX_DESCRIPTORS: usize = 225;
+
+/// Returns the number of descriptors of maps, programs and links of this process.
+fn descriptors() -> Result<usize> {
+    let open = std::fs::read_dir("/proc/self/fd")?.flatten().filter_map(|entry| std::fs::read_link(entry.path()).ok());
+    Ok(open.filter(|to| to.to_string_lossy().starts_with("anon_inode:bpf")).count())
+}
 
 /// Returns the bytes of the maps of this process by ID. Maps that grow as they fill (`BPF_F_NO_PREALLOC`) are left out: before
 /// 6.4, the kernel reports their maximum.
@@ -231,9 +239,9 @@ fn is_blamed_by(kind: Kind, touched: &[&'static str], is_true: impl Fn(&Cause) -
 }
 
 #[test]
-fn maps_of_all_sources_stay_small() -> Result<()> {
+fn maps_and_descriptors_of_all_sources_stay_few() -> Result<()> {
     let Some(_machine) = lock_machine() else { return Ok(()) };
-    let before = map_bytes()?;
+    let (before, open_before) = (map_bytes()?, descriptors()?);
     let session = Session::of_several();
     let mut attached = Sources::new();
     for mut source in sources() {
@@ -241,14 +249,20 @@ fn maps_of_all_sources_stay_small() -> Result<()> {
         attached.push((source.info().card.name, source.attach(&session)?));
     }
     session.begin()?;
+    let opened = descriptors()? - open_before;
     let maps = map_bytes()?.into_iter().filter(|(id, _)| !before.contains_key(id));
     let (count, bytes) = maps.fold((0, 0), |(count, sum), (_, bytes)| (count + 1, sum + bytes));
     let cpus = u64::from(whylate_sources::kernel::cpus::highest_possible()?) + 1;
     let bound = MAX_MAP_BYTES + cpus * MAX_MAP_BYTES_PER_CPU;
-    println!("{} sources: {count} maps with {bytes} bytes on {cpus} CPUs, of at most {bound}", attached.len());
+    println!(
+        "{} sources: {opened} descriptors, {count} maps with {bytes} bytes on {cpus} CPUs, of at most {bound}",
+        attached.len()
+    );
     // Their largest tables alone take a third of it, so the maps were found.
     ensure!(bytes > bound / 3, "the maps take {bytes} bytes, less than their largest tables");
     ensure!(bytes <= bound, "the maps take {bytes} bytes, and may take {bound}");
+    ensure!(opened > count, "there are {opened} descriptors, less than maps");
+    ensure!(opened <= MAX_DESCRIPTORS, "{opened} descriptors are open, and {MAX_DESCRIPTORS} may be");
     Ok(())
 }
 
