@@ -13,7 +13,7 @@ use super::mappings::Mapping;
 use super::remote_files::{Identity, RemoteFiles};
 
 /// Maximum bytes cached of all files, and with file names and lines.
-const MAX_KEPT: u64 = 16 << 20;
+const MAX_KEPT: u64 = 22 << 20;
 const MAX_KEPT_WITH_LINES: u64 = 512 << 20;
 /// A file used within this time is evicted only for a smaller one: its symbols may not have been looked up yet.
 const IN_USE: Duration = Duration::from_secs(3);
