@@ -56,6 +56,9 @@ pub struct Pace {
     pub outlives_output: bool,
 }
 
+/// Takes late events of a source.
+type TakeLate = fn(&mut dyn Attached, &mut dyn FnMut(LateEvent)) -> anyhow::Result<()>;
+
 /// Attached sources, measured tick by tick.
 pub struct Live {
     attached: AttachedSources,
@@ -227,11 +230,7 @@ impl AttachedSources {
     }
 
     /// Passes the late events of each source that `take` takes to the sink.
-    fn drain(
-        &mut self,
-        sink: &mut dyn Sink,
-        take: fn(&mut dyn Attached, &mut dyn FnMut(LateEvent)) -> anyhow::Result<()>,
-    ) -> anyhow::Result<()> {
+    fn drain(&mut self, sink: &mut dyn Sink, take: TakeLate) -> anyhow::Result<()> {
         let recorder = &mut self.recorder;
         for LiveSource { feed, began_ns, ended_ns, late, failed, .. } in &mut self.sources {
             let mut outcome = Ok(());
