@@ -96,7 +96,7 @@ pub fn frames(stack: &Stack, root: Root) -> Vec<Frame> {
 }
 
 /// Functions from which each process, thread or system call starts, and which say nothing about a wait.
-const STARTS: [&str; 17] = [
+pub(crate) const STARTS: [&str; 17] = [
     "_start",
     "__libc_start_main_impl",
     "__libc_start_main",

@@ -43,6 +43,12 @@ pub(crate) fn favour(tid: u32) -> io::Result<()> {
     }
 }
 
+/// Gives the calling thread the weight of a normal thread again.
+pub(crate) fn favour_no_more() {
+    // SAFETY: the call takes numbers. It cannot fail: the weight of a thread may always be lowered.
+    let _ = unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, 0) };
+}
+
 /// Gives the calling thread the default policy.
 pub(crate) fn become_normal() -> io::Result<()> {
     set_policy(libc::SCHED_OTHER, 0)
