@@ -351,6 +351,7 @@ struct mm_struct {
 	struct rw_semaphore mmap_lock;
 	unsigned long end_code;
 	unsigned long start_stack;
+	unsigned long arg_start;
 	/* With CONFIG_MEMCG. */
 	struct task_struct *owner;
 };

@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::thread;
 
 use anyhow::{Context as _, Result, ensure};
 use chance::{Unjudged, by_chance, in_rounds};
@@ -174,24 +175,30 @@ fn executed_programs_are_not_mixed_up() -> Result<()> {
     let options = ["-O2", "-no-pie", "-fno-toplevel-reorder"];
     let first = compiled(&directory, "executes.c", "first", &options)?;
     let second = compiled(&directory, "executes.c", "second", &[&options[..], &["-DOUTER_FIRST"]].concat())?;
-    let folded = directory.path().join("path.folded");
-    let output = whylate(&["run", "-o"]).arg(&folded).arg("--").arg(first).arg("2000").arg(second).output()?;
-    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let folded = fs::read_to_string(folded)?;
-    ensure!(folded.contains(";main;outer ") && folded.contains(";main;outer;inner "), "{folded}");
-    for line in folded.lines() {
-        let (stack, _) = line.rsplit_once(' ').context("a number")?;
-        let frames: Vec<&str> = stack.split(';').collect();
-        for pair in frames.windows(2) {
-            let caller = match pair[1] {
-                "outer" => "main",
-                "inner" => "outer",
-                _ => continue,
-            };
-            ensure!(pair[0] == caller, "{} did not call {}: {line}", pair[0], pair[1]);
+    let path = directory.path().join("path.folded");
+    in_rounds(|| {
+        let mut command = whylate(&["run", "-o"]);
+        command.arg(&path).arg("--").arg(&first).arg("2000").arg(&second);
+        let output = command.output()?;
+        ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let folded = fs::read_to_string(&path)?;
+        for line in folded.lines() {
+            let (stack, _) = line.rsplit_once(' ').context("a number")?;
+            let frames: Vec<&str> = stack.split(';').collect();
+            for pair in frames.windows(2) {
+                let caller = match pair[1] {
+                    "outer" => "main",
+                    "inner" => "outer",
+                    _ => continue,
+                };
+                assert_eq!(pair[0], caller, "did not call {}: {line}", pair[1]);
+            }
         }
-    }
-    Ok(())
+        if folded.contains(";main;outer ") && folded.contains(";main;outer;inner ") {
+            return Ok(());
+        }
+        Err(Unjudged(format!("no process was read before it executed the next program: {folded}")).into())
+    })
 }
 
 struct Worker(Child);
@@ -221,5 +228,54 @@ fn functions_of_a_running_process_have_their_shares() -> Result<()> {
         let report = serde_json::from_slice::<Report>(&output.stdout)?;
         report.ensure_sums(&fs::read_to_string(&folded)?)?;
         ensure_shares(&report.work()?, &shares)
+    })
+}
+
+/// Sums the CPU times that programs print, each a line with `read` at its end.
+fn cpu_times(printed: &str) -> Result<Vec<f64>> {
+    let mut times = vec![0.0];
+    for line in printed.lines() {
+        let (name, time) = line.split_once(' ').context("a name and a time")?;
+        *times.last_mut().context("a time")? += time.parse::<f64>()?;
+        if name == "read" {
+            times.push(0.0);
+        }
+    }
+    times.pop();
+    Ok(times)
+}
+
+/// Shares of one thread's functions are not those of another one, which was on a CPU without a timer.
+#[test]
+fn work_on_a_cpu_that_is_left_out_is_not_sampled() -> Result<()> {
+    let Some(_lock) = lock_machine() else { return Ok(()) };
+    if thread::available_parallelism()?.get() < 2 {
+        println!("skipped: one CPU");
+        return Ok(());
+    }
+    let directory = tempfile::tempdir()?;
+    let program = compiled(&directory, "program.c", "worker", &["-O2"])?;
+    in_rounds(|| {
+        let mut command = Command::new("taskset");
+        command.args(["-c", "0"]).arg(whylate(&[]).get_program()).args(["run", "--json", "--", "nice", "-n", "-20"]);
+        let both = "taskset -c 0 \"$0\" 1500; taskset -c 1 \"$0\" 1500";
+        command.args(["sh", "-c", both]).arg(&program);
+        let (report, printed) = reported(command)?;
+        let weaker = report.weaker.join(" ");
+        ensure!(weaker.contains("CPU 1") && weaker.contains("affinity"), "{weaker}");
+        let times = cpu_times(&printed)?;
+        let &[on_0, on_1] = times.as_slice() else { anyhow::bail!("not two times: {printed}") };
+        let work = report.work()?;
+        if work.equal_samples < MIN_SAMPLES {
+            return Err(Unjudged(format!("{} samples: others had the CPUs", work.equal_samples)).into());
+        }
+        let is_not_sampled = |part: &&WorkPart| part.kind == WorkKind::NotSampled;
+        let not_sampled_ns: u64 = work.parts.iter().filter(is_not_sampled).map(|part| part.ns).sum();
+        ensure!(not_sampled_ns == work.not_sampled_ns, "{work:?}");
+        // The rest are interrupts on one side, and the shell and taskset on the other.
+        for (seen, known) in [(work.not_sampled_ns, on_1), (work.ns - work.not_sampled_ns, on_0)] {
+            ensure!((seen as f64 - known).abs() < 0.1 * known, "{seen} ns, not {known}: {work:?}");
+        }
+        Ok(())
     })
 }

@@ -91,11 +91,12 @@ impl Process {
     }
 }
 
-/// Where a program's code ends and its stack begins: others are those of another program.
+/// Where a program's code ends, and its stack and arguments begin: others are those of another program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ExecutedProgram {
     pub(super) end_code: u64,
     pub(super) start_stack: u64,
+    pub(super) arg_start: u64,
 }
 
 /// Finds unwind rules for the frames that the BPF programs ask about.
@@ -519,12 +520,13 @@ fn is_alive(tgid: u32) -> bool {
     Path::new(&format!("/proc/{tgid}")).exists()
 }
 
-/// Returns the program that a thread executes (proc_pid_stat(5), fields 27 and 28); `None` if it cannot be read.
+/// Returns the program that a thread executes (proc_pid_stat(5), fields 27, 28 and 48); `None` if it cannot be read.
 fn program_of(tid: u32) -> Option<ExecutedProgram> {
     let stat = proc::text(format!("/proc/{tid}/task/{tid}/stat")).ok()?;
     // The name may contain anything. The state behind it is field 3.
     let mut fields = stat.rsplit_once(") ")?.1.split(' ').skip(27 - 3);
-    Some(ExecutedProgram { end_code: fields.next()?.parse().ok()?, start_stack: fields.next()?.parse().ok()? })
+    let (end_code, start_stack) = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
+    Some(ExecutedProgram { end_code, start_stack, arg_start: fields.nth(48 - 29)?.parse().ok()? })
 }
 
 /// UID of a process that cannot be read. No user has it, so the process takes no room from another user's processes.

@@ -67,9 +67,10 @@ struct cpu_sample {
 	u64 ns;
 	/* Distinguishes a process from later ones with its PID. */
 	u64 started_ns;
-	/* Where its program's code ends and its stack begins, which differ after an exec. */
+	/* Where its program's code ends, and its stack and arguments begin: some of it differs after an exec. */
 	u64 end_code;
 	u64 start_stack;
+	u64 arg_start;
 	/* User registers: those saved when the thread entered the kernel. */
 	u64 ip;
 	u64 sp;
@@ -256,6 +257,7 @@ static __always_inline void send_sample(void *ctx, struct task_struct *task, u64
 		sample->user_code = UNWINDABLE_USER_CODE;
 		sample->end_code = BPF_CORE_READ(task, mm, end_code);
 		sample->start_stack = BPF_CORE_READ(task, mm, start_stack);
+		sample->arg_start = BPF_CORE_READ(task, mm, arg_start);
 		sample->ip = regs->ip;
 		sample->sp = regs->sp;
 		sample->bp = regs->bp;

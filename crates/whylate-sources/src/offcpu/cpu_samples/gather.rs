@@ -168,7 +168,8 @@ impl Gather {
             let tgid = if self.has_proc { sample.tgid } else { 0 };
             let (ip, sp, bp) = (sample.ip, sample.sp, sample.bp);
             let of = unknown_frame { ip, sp, bp, process, tgid, ..unknown_frame::default() };
-            let program = ExecutedProgram { end_code: sample.end_code, start_stack: sample.start_stack };
+            let cpu_sample { end_code, start_stack, arg_start, .. } = sample;
+            let program = ExecutedProgram { end_code, start_stack, arg_start };
             let word = |at: u64| word_at(copy, sp & !7, at);
             let (frames, is_whole) = self.processes.unwind(&of, program, &mut self.rules, word);
             (user, end) = (frames, (!is_whole).then_some(UNWOUND_PARTLY));
