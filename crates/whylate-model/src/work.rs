@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Functions in which threads worked, by samples of the threads that ran.
 //!
-//! A sample stands for the time since the timer of its CPU expired before. So the times of a thread's samples are expected to
-//! add up to the time that it worked, which is known without samples. If those of the threads of a name do within the sampling
-//! error, they are scaled to it. Otherwise the difference is work that was not sampled, such as that on an isolated CPU. So is
-//! the work of a thread without a sample, if it worked for so long that this is not by chance.
+//! A sample stands for the time since the timer of its CPU expired before. So the times of a thread's samples are
+//! expected to add up to the time that it worked, which is known without samples. If those of the threads of a name do
+//! within the sampling error, they are scaled to it. Otherwise the difference is work that was not sampled, such as
+//! that on an isolated CPU. So is the work of a thread without a sample, if it worked for so long that this is not by
+//! chance.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
@@ -22,7 +23,7 @@ const MAX_DEVIATIONS: f64 = 3.0;
 /// Work of a thread without a sample, in times of samples, up to which that is by chance: it is in one of 20,000 cases.
 const MAX_WITHOUT_SAMPLE: f64 = 10.0;
 
-/// Maximum number of parts; the others are the difference to the whole.
+/// Maximum number of parts in JSON; the others are the difference to the whole.
 const MAX_PARTS: usize = 100;
 
 /// A sample of a running thread.
@@ -57,13 +58,13 @@ pub struct CpuSamples {
 }
 
 impl RunningStack {
-    /// Returns whether the thread was interrupted in a softirq, or in another interrupt than that of the timer: these have their
-    /// own parts of the time.
+    /// Returns whether the thread was interrupted in a softirq, or in another interrupt than that of the timer: these
+    /// have their own parts of the time.
     pub fn is_in_interrupt(&self) -> bool {
         let has = |prefixes: &[&str], name: &str| prefixes.iter().any(|prefix| name.starts_with(prefix));
         let mut is_at_exit = false;
         self.kernel.iter().any(|name| {
-            // Behind the handler, in which case the rest is the thread's.
+            // The handler has returned: the thread runs its own kernel code, such as the scheduler.
             is_at_exit |= has(&INTERRUPT_EXITS, name);
             let is_timer = name.starts_with("sysvec_apic_timer");
             has(&SOFTIRQS, name) || !is_at_exit && !is_timer && has(&INTERRUPTS, name)
@@ -145,19 +146,22 @@ pub struct Work {
     pub ns: u64,
     /// Number of samples in that time.
     pub samples: u64,
-    /// Number of samples for equal times that would be as accurate.
+    /// Effective number of samples: as many with equal times would be as accurate.
     #[serde(default)]
     pub equal_samples: u64,
-    /// Time without samples, where that is not by chance: on CPUs or of processes that are not sampled, or when samples were
-    /// lost. Also the time of all threads of a name that have no sample.
+    /// Time without samples, where that is not by chance: on CPUs or of processes that are not sampled, or when samples
+    /// were lost. Also the time of all threads of a name that have no sample.
     #[serde(default)]
     pub not_sampled_ns: u64,
-    /// Estimated time of the work that has a name, in nanoseconds: of a function or the nearest caller that has one, of a system
-    /// call, or of another kind of kernel work than `kernel`.
+    /// Estimated time of the work that has a name, in nanoseconds: of a function or the nearest caller that has one, of
+    /// a system call, or of another kind of kernel work than `kernel`.
     #[serde(default)]
     pub named_ns: u64,
-    /// Parts of the work, the longest first; at most a hundred.
+    /// Parts of the work, the longest first; at most a hundred. They add up to at most `ns`.
     pub parts: Vec<WorkPart>,
+    /// The other parts.
+    #[serde(skip)]
+    pub further: Vec<WorkPart>,
     /// Names of threads, and their stacks with estimated times, for flame graphs.
     #[serde(skip)]
     pub stacks: Vec<(String, Arc<RunningStack>, u64)>,
@@ -270,13 +274,13 @@ impl<'a> WorkCounter<'a> {
         };
         let mut parts: Vec<WorkPart> = parts.into_iter().map(part).collect();
         parts.sort_by_key(|part| Reverse(part.ns));
-        parts.truncate(MAX_PARTS);
+        let further = parts.split_off(parts.len().min(MAX_PARTS));
         stacks.sort_by(|(a, of_a, a_ns), (b, of_b, b_ns)| (b_ns, a, &of_a.user).cmp(&(a_ns, b, &of_b.user)));
         let ns = by_name.values().map(|of| of.worked_ns).sum();
         let sampled_ns: f64 = by_name.values().map(|of| of.sampled_ns as f64).sum();
         let squares: f64 = by_name.values().map(|of| of.squares).sum();
         let equal_samples = if squares > 0.0 { (sampled_ns.powi(2) / squares) as u64 } else { 0 };
-        Some(Work { ns, samples: count, equal_samples, not_sampled_ns, named_ns, parts, stacks })
+        Some(Work { ns, samples: count, equal_samples, not_sampled_ns, named_ns, parts, further, stacks })
     }
 }
 
@@ -364,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn kernel_work_is_told_apart() {
+    fn kernel_work_has_its_kind() {
         let kind = |syscall, kernel: &[&str]| {
             let Activity { kind, name, is_caller } = activity(&stack(syscall, kernel, &["main"]));
             assert!(!is_caller);

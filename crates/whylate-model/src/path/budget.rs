@@ -62,7 +62,7 @@ pub struct Budget {
     /// Number of waits that were not followed to their wakers, or not all the way, because there were too many.
     #[serde(default)]
     pub not_followed: u64,
-    /// Functions in which the threads worked, if they were sampled.
+    /// Functions in which the threads worked, if they were sampled. It is part of `on_cpu_ns`, without interrupts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub work: Option<Work>,
     /// Time in which the threads reclaimed memory, by reason. It is part of the other fields.

@@ -52,7 +52,7 @@ pub struct CommandReport {
     pub explained: Explained,
     /// Lost events, by reason.
     pub lost: BTreeMap<String, u64>,
-    /// What is not known: of a trace, as it lacks kinds of events; of a command, as the kernel did not permit to look.
+    /// What is not known, and why: of a trace, which kinds of events it lacks; of a command, what could not be measured.
     #[serde(default, rename = "weaker", skip_serializing_if = "Option::is_none")]
     pub limitations: Option<Vec<String>>,
 }

@@ -20,8 +20,8 @@ impl<'a> Working<'a> {
         Working { counter: WorkCounter::new(samples), interrupts: HashMap::new() }
     }
 
-    /// Adds a segment of a query in which its thread was on a CPU. A sample is taken in an interrupt, which has a segment of
-    /// its own: it belongs to what the interrupt came into.
+    /// Adds a segment of a query in which its thread was on a CPU. A sample is taken in an interrupt, which has a
+    /// segment of its own: it belongs to what the interrupt came into.
     pub(super) fn add(&mut self, number: usize, segment: &Segment) {
         let later = self.interrupts.remove(&number).filter(|(from_ns, _)| *from_ns == segment.to_ns);
         let end_ns = later.map_or(segment.to_ns, |(_, to_ns)| to_ns);

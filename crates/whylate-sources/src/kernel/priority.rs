@@ -43,10 +43,12 @@ pub(crate) fn favour(tid: u32) -> io::Result<()> {
     }
 }
 
-/// Gives the calling thread the weight of a normal thread again.
+/// Takes a higher weight than that of a normal thread from the calling one.
 pub(crate) fn favour_no_more() {
-    // SAFETY: the call takes numbers. It cannot fail: the weight of a thread may always be lowered.
-    let _ = unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, 0) };
+    // SAFETY: both calls take numbers. The weight of a thread may always be lowered.
+    let _ = unsafe {
+        if libc::getpriority(libc::PRIO_PROCESS, 0) < 0 { libc::setpriority(libc::PRIO_PROCESS, 0, 0) } else { 0 }
+    };
 }
 
 /// Gives the calling thread the default policy.

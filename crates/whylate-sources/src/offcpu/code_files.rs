@@ -15,6 +15,8 @@ use super::remote_files::{Identity, RemoteFiles};
 /// Maximum bytes cached of all files, and with file names and lines.
 const MAX_KEPT: u64 = 16 << 20;
 const MAX_KEPT_WITH_LINES: u64 = 512 << 20;
+/// The same of one program while its CPU samples are taken: their symbols are looked up after many of them.
+const MAX_KEPT_OF_SAMPLES: u64 = 128 << 20;
 /// A file used within this time is evicted only for a smaller one: its symbols may not have been looked up yet.
 const IN_USE: Duration = Duration::from_secs(3);
 /// The data of a file is dropped after this time without use, once its symbols have been looked up.
@@ -94,6 +96,16 @@ impl CodeFiles {
             named_ms: 0,
             files: RemoteFiles::default(),
         }
+    }
+
+    /// For CPU samples of one program.
+    pub(super) fn of_samples() -> Self {
+        CodeFiles { max_kept: MAX_KEPT_OF_SAMPLES, ..CodeFiles::new(false) }
+    }
+
+    /// Returns whether files may soon be evicted.
+    pub(super) fn is_nearly_full(&self) -> bool {
+        self.kept > self.max_kept / 4 * 3
     }
 
     /// Opens the file of a mapping; `None` if it is not an ELF file.

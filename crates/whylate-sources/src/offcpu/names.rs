@@ -31,8 +31,8 @@ pub(super) const UNREADABLE: &str =
 /// Frame of a process that exited, or executed another program, before its mappings were read.
 pub(super) const EXITED: &str = "[exited]";
 
-/// The maximum number of inlined functions at one address. A file may describe any number, and recordings reject stacks of
-/// more than 4,096 frames.
+/// The maximum number of inlined functions at one address. A file may describe any number, and recordings reject stacks
+/// of more than 4,096 frames.
 const MAX_INLINED: usize = 30;
 /// The memory of the names that files keep for later snapshots.
 const MAX_KEPT_BYTES: usize = 8 << 20;
@@ -58,7 +58,8 @@ const MAX_OPEN: usize = 32;
 const MAX_OPEN_BYTES: u64 = 64 << 20;
 /// Time without use after which a symbolizer is closed.
 const OPEN_FOR: Duration = Duration::from_secs(10);
-/// Time between two snapshots from which each symbolizer is closed after use: open ones of large files take tens of megabytes.
+/// Time between two snapshots from which each symbolizer is closed after use: open ones of large files take tens of
+/// megabytes.
 const CLOSED_BETWEEN: Duration = Duration::from_secs(5);
 /// CPU time for symbols of one snapshot, and of the first one. Files beyond it are symbolized at the next snapshot.
 const PER_SNAPSHOT_NS: u64 = 400_000_000;

@@ -158,6 +158,17 @@ impl Processes {
         }
     }
 
+    /// For CPU samples of one program.
+    pub(super) fn of_samples() -> Self {
+        let (code, budget) = (CodeFiles::of_samples(), Budget::of_samples());
+        Processes { code, budget, ..Processes::new(CallGraph::Rules, false) }
+    }
+
+    /// Returns whether files may soon be evicted, after which their symbols cannot be looked up.
+    pub(super) fn is_nearly_full(&self) -> bool {
+        self.code.is_nearly_full()
+    }
+
     /// Begins a walk: mappings that lack an address may be read again.
     pub(super) fn begin_walk(&mut self) {
         self.look_again();

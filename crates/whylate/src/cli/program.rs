@@ -252,7 +252,7 @@ pub fn thread_records(
     let reclaim = reclaim.map_err(|error| format!("memory stalls are not known: {:#}", anyhow::Error::from(error)));
     let sampled = sampled.map_err(|error| format!("functions are not known: {error:#}"));
     let left_out = sampled.as_ref().ok().and_then(|sampled| sampled.left_out.as_ref());
-    let left_out = left_out.map(|left_out| format!("functions are not known on some CPUs: {left_out}"));
+    let left_out = left_out.map(|left_out| format!("functions are not known where no samples were taken ({left_out})"));
     let limitations = [reclaim.as_ref().err().cloned(), sampled.as_ref().err().cloned(), left_out];
     let records = ThreadRecords { reclaim: reclaim.unwrap_or_default(), samples: sampled.unwrap_or_default().samples };
     (records, limitations.into_iter().flatten().collect())

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Works for a millisecond in outer(), which calls inner(), and then executes another program: the number of times, and the other
-// program, are the arguments. Two builds have the functions at each other's addresses.
+// Works for a millisecond in outer(), which calls inner(), and then executes another program: the number of times, and
+// the other program, are the arguments. Two builds have the functions at each other's addresses.
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/personality.h>

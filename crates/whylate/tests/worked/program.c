@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Works in functions one after the other, and prints how much CPU time each took: name and nanoseconds. The argument is the
-// total in milliseconds; with a second one it never ends.
+// Works in functions one after the other, and prints how much CPU time each took: name and nanoseconds. The argument is
+// the total in milliseconds; with a second one it never ends.
 #include <fcntl.h>
 #include <stdint.h>
 #include <stdio.h>

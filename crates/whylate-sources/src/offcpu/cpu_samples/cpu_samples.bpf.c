@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Samples the running threads of a program: a timer of each CPU (perf's software clock) sends the kernel stack of the thread that it
- * interrupts, its user registers and a copy of the top of its user stack. A running thread is at another address each time, so there is
- * no rule for it yet: user space unwinds the copy. 0.1 us for other threads, 6 us for those of the program.
+ * Samples the running threads of a program: a timer of each CPU (perf's software clock) sends the kernel stack of the
+ * thread that it interrupts, its user registers and a copy of the top of its user stack. A running thread is at another
+ * address each time, so there is no rule for it yet: user space unwinds the copy. 0.1 us for other threads, 6 us for
+ * those of the program.
  */
 #include "kernel_types.h"
 #include <bpf/bpf_helpers.h>
@@ -21,13 +22,15 @@ enum cpu_sample_limits {
 	PAGE_BYTES = 4096,
 	/* Maximum bytes of a user stack that are copied. */
 	STACK_BYTES = 4 * PAGE_BYTES,
-	/* Minimum size of the ring buffer: 120 samples of deep stacks. */
-	RING_BYTES = 1 << 21,
+	/* Minimum size of the ring buffer: 480 samples of deep stacks. */
+	RING_BYTES = 1 << 23,
 	SEEN_PROCESSES = 8192,
 	/* Maximum distance of a descendant from its ancestor. */
 	GENERATIONS = 24,
 	/* User space is woken for the first samples of a process, as short processes have to be looked at while they exist. */
 	PROMPT_SAMPLES = 4,
+	/* Maximum time that a sample stands for, in periods: a virtual machine may have been paused meanwhile. */
+	MAX_PERIODS = 4,
 };
 
 enum {
@@ -63,7 +66,7 @@ enum user_code {
 /* A thread that ran when the timer of its CPU expired. */
 struct cpu_sample {
 	u64 at_ns;
-	/* Time since the timer of this CPU expired before, which the sample stands for. */
+	/* Time since the timer of this CPU expired before, at most some periods: what the sample stands for. */
 	u64 ns;
 	/* Distinguishes a process from later ones with its PID. */
 	u64 started_ns;
@@ -90,7 +93,10 @@ struct cpu_sample {
 /* As it is sent, with the bytes that were copied. */
 struct sample_with_stack {
 	struct cpu_sample sample;
-	/* The user stack from `sp` on, rounded down to a multiple of 8. A page more than is used, so that the verifier sees that each copy fits. */
+	/*
+	 * The user stack from `sp` on, rounded down to a multiple of 8. A page more than is used, so that the verifier sees
+	 * that each copy fits.
+	 */
 	u64 stack[(STACK_BYTES + PAGE_BYTES) / 8];
 };
 
@@ -122,8 +128,8 @@ const volatile s32 own_tgid = 0;
 u64 spent_ns = 0;
 /* Number of times that a timer expired. */
 u64 expiries = 0;
-/* Period with which the timers start. */
-u64 first_period_ns = 0;
+/* Period of the timers. */
+u64 period_ns = 0;
 
 LOST_EVENTS(lost_sample, LOST_SAMPLE_REASONS)
 
@@ -251,7 +257,8 @@ static __always_inline void send_sample(void *ctx, struct task_struct *task, u64
 	if (sample->kernel_frames)
 		sample->syscall = syscall_of(task);
 	sample->user_code = NO_USER_CODE;
-	if (!(task->flags & (PF_KTHREAD | PF_IO_WORKER | PF_USER_WORKER)))
+	/* At the end of a thread, its memory is gone. */
+	if (task->mm && !(task->flags & (PF_KTHREAD | PF_IO_WORKER | PF_USER_WORKER)))
 		sample->user_code = OTHER_USER_CODE;
 	if (sample->user_code && bpf_core_field_exists(regs->ip) && (u16)regs->cs == X86_USER_CS) {
 		sample->user_code = UNWINDABLE_USER_CODE;
@@ -269,7 +276,7 @@ static __always_inline void send_sample(void *ctx, struct task_struct *task, u64
 		lose(LOST_SAMPLES);
 }
 
-/* Returns the time since the timer of this CPU expired before. */
+/* Returns the time since the timer of this CPU expired before, at most some periods. */
 static __always_inline u64 since_last_expiry(u64 now_ns)
 {
 	u32 zero = 0;
@@ -277,10 +284,14 @@ static __always_inline u64 since_last_expiry(u64 now_ns)
 	u64 before_ns;
 
 	if (!expired_ns)
-		return first_period_ns;
+		return period_ns;
 	before_ns = *expired_ns;
 	*expired_ns = now_ns;
-	return before_ns ? now_ns - before_ns : first_period_ns;
+	if (!before_ns)
+		return period_ns;
+	if (now_ns - before_ns > MAX_PERIODS * period_ns)
+		return MAX_PERIODS * period_ns;
+	return now_ns - before_ns;
 }
 
 SEC("perf_event")

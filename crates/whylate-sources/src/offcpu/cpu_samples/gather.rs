@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Samples as they arrive: unwound at once, named when many stacks are pending and at the end, and kept in bounded memory.
+//! Samples as they arrive: unwound at once, named when many stacks are pending and at the end, and kept in bounded
+//! memory.
 
 use std::collections::{BTreeSet, HashMap};
 use std::mem::take;
@@ -15,29 +16,33 @@ use crate::kernel::pid_namespace;
 use crate::kernel::priority;
 use crate::kernel::symbols::KernelSymbols;
 use crate::kernel::syscalls;
-use crate::offcpu::CallGraph;
-use crate::offcpu::names::{EXITED, FrameNames, UNREAD, UNREADABLE, UNWOUND_PARTLY};
+use crate::offcpu::names::{EXITED, FrameNames, UNREADABLE, UNWOUND_PARTLY};
 use crate::offcpu::process::{ExecutedProgram, Processes};
 use crate::offcpu::rules::Rule;
 use crate::offcpu::skel::types::unknown_frame;
 use crate::offcpu::stack::plain;
 
-/// Number of samples, and of distinct stacks, from which a random half of the samples is dropped, and the others count for two.
+/// Number of samples, and of distinct stacks, from which a random half of the samples is dropped, and the others count
+/// for two.
 const MAX_SAMPLES: usize = 1 << 18;
 const MAX_STACKS: usize = 1 << 14;
 /// Minimum time between two budgets for reading files.
 const BETWEEN_BUDGETS: Duration = Duration::from_millis(200);
+/// If there is no more room for files, frames are named after this time: files used later are not evicted.
+const BEFORE_EVICTION: Duration = Duration::from_secs(2);
 /// Number of pending stacks, and of processes, from which their frames are named and the processes forgotten.
 const MAX_PENDING: usize = 4_096;
 const MAX_PROCESSES: usize = 2_048;
-/// CPU time for reading symbols at once during the measurement, after which no other file is read. Names of files that were
-/// not read are missing, and counted.
+/// CPU time for reading symbols at once during the measurement, after which no other file is read. Names of files that
+/// were not read are missing, and counted.
 const MAX_NAMING_NS: u64 = 400_000_000;
 /// Maximum number of rules of instructions.
 const MAX_RULES: usize = 1 << 17;
 /// Maximum length of a name, and of all names.
 const MAX_NAME: usize = 256;
 const MAX_NAMES_BYTES: usize = 16 << 20;
+/// Stands for the user frames of a process that was not read.
+const NOT_READ: &str = "[not read]";
 /// Stands for names that found no room.
 const NO_ROOM: &str = "[no room for the name]";
 
@@ -93,6 +98,8 @@ pub(super) struct Gather {
     halvings: u32,
     /// Time of the last budget for reading files.
     budgeted: Option<Instant>,
+    /// Time at which frames were last named.
+    named: Instant,
     reads_processes: bool,
     has_proc: bool,
 }
@@ -108,7 +115,7 @@ pub(super) struct Gathered {
 impl Gather {
     pub(super) fn new() -> Self {
         Gather {
-            processes: Processes::new(CallGraph::Rules, false),
+            processes: Processes::of_samples(),
             rules: HashMap::new(),
             ids: HashMap::new(),
             next_id: 0,
@@ -121,6 +128,7 @@ impl Gather {
             pending: Vec::new(),
             halvings: 0,
             budgeted: None,
+            named: Instant::now(),
             reads_processes: true,
             has_proc: pid_namespace::has_proc(),
         }
@@ -162,7 +170,7 @@ impl Gather {
         if executes || sample.user_code == user_code::NO_USER_CODE {
             end = None;
         } else if !is_read {
-            (end, self.lost.over_budget) = (Some(UNREAD), self.lost.over_budget + 1);
+            (end, self.lost.over_budget) = (Some(NOT_READ), self.lost.over_budget + 1);
         } else if sample.user_code == user_code::UNWINDABLE_USER_CODE {
             process = self.process_of(&sample);
             let tgid = if self.has_proc { sample.tgid } else { 0 };
@@ -195,7 +203,8 @@ impl Gather {
         if self.rules.len() >= MAX_RULES {
             self.rules.clear();
         }
-        if self.pending.len() >= MAX_PENDING || self.ids.len() >= MAX_PROCESSES {
+        let is_file_at_risk = self.processes.is_nearly_full() && self.named.elapsed() >= BEFORE_EVICTION;
+        if self.pending.len() >= MAX_PENDING || self.ids.len() >= MAX_PROCESSES || is_file_at_risk {
             self.name_at_normal_priority();
             if self.ids.len() >= MAX_PROCESSES {
                 self.processes.clear();
@@ -240,6 +249,7 @@ impl Gather {
 
     /// Names the frames of pending stacks, and begins with no other file after some CPU time.
     fn name(&mut self, max_ns: u64) {
+        self.named = Instant::now();
         self.processes.read_compiled();
         let memory = self.processes.share();
         let pending = take(&mut self.pending);
@@ -315,8 +325,8 @@ impl Gather {
     }
 }
 
-/// Returns whether a sample is kept after a number of halvings. Random: samples of one CPU are at regular places in the order of
-/// all, and a sample that is kept after a halving was kept after each one before.
+/// Returns whether a sample is kept after a number of halvings. Random: samples of one CPU are at regular places in the
+/// order of all, and a sample that is kept after a halving was kept after each one before.
 fn is_kept(tid: u32, at_ns: u64, halvings: u32) -> bool {
     // The finalizer of SplitMix64.
     let mut hash = at_ns.wrapping_add(u64::from(tid).wrapping_mul(0x9e37_79b9_7f4a_7c15));
@@ -332,7 +342,8 @@ fn word_at(copy: &[u8], start: u64, at: u64) -> Option<u64> {
 }
 
 impl Gathered {
-    /// Names the kernel functions. Also returns the number of samples in interrupts, which are no work of their threads.
+    /// Names the kernel functions. Also returns the number of samples in interrupts, which are no work of their
+    /// threads.
     pub(super) fn named(self, kernel: &mut KernelSymbols) -> (CpuSamples, u64) {
         let addresses: BTreeSet<u64> = self.stacks.iter().flat_map(|stack| &stack.kernel).copied().collect();
         kernel.look_up_all(&addresses);

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Samples the running threads of a program, to show in which functions they work.
 //!
-//! A timer on each CPU interrupts whatever runs there, and a BPF program sends the stacks of the program's threads. A separate
-//! thread unwinds them at once, as processes may be short: with the mappings, files and unwind information that serve for
-//! sleeping threads too. The period is chosen so that all of it takes 0.5 % of one CPU ([`rate`]). That is no bound: files are
-//! read when they are first seen, until that takes [`MAX_DEBT_NS`] more than the budget. Names are looked up at the end and,
-//! at normal priority, whenever many are pending. Samples that name less than they could are counted by reason.
+//! A timer on each CPU interrupts whatever runs there, and a BPF program sends the stacks of the program's threads. A
+//! separate thread unwinds them at once, as processes may be short: with the mappings, files and unwind information
+//! that serve for sleeping threads too. The period is chosen so that all of it takes 0.5 % of one CPU ([`rate`]). That
+//! is no bound: files are read when they are first seen, until that takes much more than the budget. Names are looked
+//! up at the end and, at normal priority, whenever many are pending. Samples that name less than they could are counted
+//! by reason.
 
 mod gather;
 mod rate;
@@ -46,8 +47,6 @@ mod skel {
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// Time between two updates of the period.
 const RATE_INTERVAL_NS: u64 = 500_000_000;
-/// CPU time beyond the budget from which no more processes are read.
-const MAX_DEBT_NS: f64 = 2e9;
 /// Size of the ring buffer for each CPU: the timers of all CPUs may expire at once, twice until samples are read.
 const RING_BYTES_OF_CPU: u32 = 1 << 16;
 const MAX_RING_BYTES: u32 = 1 << 24;
@@ -152,20 +151,27 @@ impl Sampling {
         let settings = open.maps.rodata_data.as_deref_mut().context("the BPF object has no settings")?;
         configure(settings, selected)?;
         let choice = Choice::here(&[])?;
-        let cpus = choice.at_least_one()?;
+        let cpus = &choice.measured;
+        if cpus.is_empty() {
+            return Err(AttachError::Unsupported(choice.named().unwrap_or_default()));
+        }
         let ring_bytes = (cpus.len() as u32).saturating_mul(RING_BYTES_OF_CPU).min(MAX_RING_BYTES).next_power_of_two();
         open.maps.cpu_samples.set_max_entries(ring_bytes.max(cpu_sample_limits::RING_BYTES.0))?;
         let mut skeleton = attach::load(open)?;
         let interrupt_ns = Period::affordable(cpus).interrupt_ns.unwrap_or(PRESUMED_INTERRUPT_NS);
         let rate = Rate::new(cpus.len(), interrupt_ns, clock::monotonic_ns());
-        skeleton.maps.bss_data.as_deref_mut().context("the BPF object has no variables")?.first_period_ns =
-            rate.period_ns();
+        skeleton.maps.bss_data.as_deref_mut().context("the BPF object has no variables")?.period_ns = rate.period_ns();
         let program = skeleton.progs.on_cpu_clock.as_fd();
-        let timer = |&cpu: &u32| {
-            let timer = start_timer(EVERY_THREAD, cpu as libc::c_int, rate.period_ns())?;
+        let timer = |(index, &cpu): (usize, &u32)| {
+            let period_ns = of_timer(rate.period_ns(), index);
+            let timer = start_timer(EVERY_THREAD, cpu as libc::c_int, period_ns)?;
             run_at(&timer, program).map(|()| timer)
         };
-        let timers: std::io::Result<Vec<OwnedFd>> = cpus.iter().map(timer).collect();
+        // A CPU may have gone offline.
+        let is_online = |timer: &std::io::Result<OwnedFd>| {
+            !timer.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::ENODEV))
+        };
+        let timers: std::io::Result<Vec<OwnedFd>> = cpus.iter().enumerate().map(timer).filter(is_online).collect();
         let timers = timers.map_err(|error| {
             AttachError::Unsupported(format!("running threads cannot be sampled (perf_event_open: {error})"))
         })?;
@@ -227,14 +233,16 @@ impl Sampling {
     }
 
     fn update_rate(&mut self, now_ns: u64) {
-        let variables = self.skeleton.maps.bss_data.as_deref();
-        let (in_program_ns, expiries) = variables.map_or((0, 0), |variables| (variables.spent_ns, variables.expiries));
+        let Some(variables) = self.skeleton.maps.bss_data.as_deref_mut() else { return };
         let own_ns = clock::thread_cpu_ns().saturating_sub(self.began_cpu_ns) + self.gather.other_cpu_ns();
-        if self.rate.update(now_ns, expiries, in_program_ns + own_ns, self.idle_ns) {
-            // A timer of a CPU that is offline keeps its period.
-            self.timers.iter().for_each(|timer| drop(set_period(timer, self.rate.period_ns())));
+        if self.rate.update(now_ns, variables.expiries, variables.spent_ns + own_ns, self.idle_ns) {
+            variables.period_ns = self.rate.period_ns();
+            for (index, timer) in self.timers.iter().enumerate() {
+                // A timer of a CPU that is offline keeps its period.
+                let _ = set_period(timer, of_timer(self.rate.period_ns(), index));
+            }
         }
-        self.gather.reads_processes(self.rate.debt_ns(now_ns) < MAX_DEBT_NS);
+        self.gather.reads_processes(self.rate.may_read(now_ns));
     }
 
     fn finish(mut self) -> anyhow::Result<Answer> {
@@ -252,6 +260,13 @@ impl Sampling {
         let (samples, stacks) = (count(lost_sample::LOST_SAMPLES), count(lost_sample::LOST_KERNEL_STACKS));
         [("samples_full", samples), ("samples_unread", stacks)]
     }
+}
+
+/// Returns the period of a timer. Timers start together; with periods that differ by up to a quarter, they soon expire
+/// at different times.
+fn of_timer(period_ns: u64, index: usize) -> u64 {
+    // The fractions of multiples of the golden ratio are spread evenly.
+    period_ns + (period_ns as f64 * 0.25 * (index as f64 * 0.618_033_988_75).fract()) as u64
 }
 
 fn configure(settings: &mut rodata, selected: &SampledThreads) -> Result<(), AttachError> {

@@ -6,17 +6,26 @@ const SHORTEST_NS: u64 = 10_101_010;
 const LONGEST_NS: u64 = 10_101_010_000;
 /// CPU time that sampling may take, in millionths of one CPU, and the part of it that remains while a debt is paid off.
 const BUDGET_PPM: f64 = 5_000.0;
-const LEFT_IN_DEBT_PPM: f64 = 1_250.0;
+const LEFT_IN_DEBT_PPM: f64 = 2_500.0;
 /// Time in which a debt is paid off: files of programs are read once, when they are first seen.
 const REPAID_IN_NS: f64 = 10e9;
-/// CPU time of a sample until it is known, without the interrupt.
+/// Until they are known: CPU time of a sample without the interrupt, and the number of CPUs that the program's threads
+/// run on.
 const PRESUMED_NS: f64 = 30_000.0;
+const PRESUMED_CPUS: f64 = 4.0;
 /// Maximum factor by which a period grows or shrinks at once, and the minimum one for which it is changed.
 const MAX_STEP: f64 = 2.0;
 const MIN_STEP: f64 = 1.2;
-/// Minimum time, and number of periods, between two changes: a change restarts the timers with a whole period.
+/// Minimum time, and number of periods, between two changes: a change restarts the timers with a whole period. A long
+/// period is shortened earlier.
 const BETWEEN_CHANGES_NS: u64 = 2_000_000_000;
 const BETWEEN_CHANGES_PERIODS: u64 = 8;
+const BEFORE_SHORTENING_PERIODS: u64 = 2;
+/// CPU time beyond the budget from which no more processes are read: at the start, as a share of the time since then,
+/// and at most.
+const FIRST_DEBT_NS: f64 = 250e6;
+const DEBT_SHARE: f64 = 0.01;
+const MAX_DEBT_NS: f64 = 2e9;
 
 /// Chooses the period by what sampling has cost so far.
 #[derive(Clone, Debug)]
@@ -42,8 +51,8 @@ impl Rate {
     /// Starts at `at_ns` with the CPU time of a timer interrupt on this machine.
     pub(super) fn new(cpus: usize, interrupt_ns: u64, at_ns: u64) -> Self {
         let interrupt_ns = interrupt_ns as f64;
-        let expiry_ns = interrupt_ns + PRESUMED_NS;
         let cpus = cpus.max(1) as f64;
+        let expiry_ns = interrupt_ns + PRESUMED_NS * PRESUMED_CPUS.min(cpus) / cpus;
         let period_ns = affordable(expiry_ns * cpus, BUDGET_PPM);
         Rate {
             cpus,
@@ -63,14 +72,20 @@ impl Rate {
         self.period_ns
     }
 
+    /// Returns whether processes may be read that were not seen before.
+    pub(super) fn may_read(&self, at_ns: u64) -> bool {
+        let whole_ns = at_ns.saturating_sub(self.began_ns) as f64;
+        self.debt_ns(at_ns) < (FIRST_DEBT_NS + whole_ns * DEBT_SHARE).min(MAX_DEBT_NS)
+    }
+
     /// Returns the CPU time so far beyond the budget.
-    pub(super) fn debt_ns(&self, at_ns: u64) -> f64 {
+    fn debt_ns(&self, at_ns: u64) -> f64 {
         self.spent_ns - at_ns.saturating_sub(self.began_ns) as f64 * BUDGET_PPM / 1e6
     }
 
-    /// Sets the period by what was used until now: `used_ns` of CPU time without interrupts, for a number of expiries of all
-    /// timers. `idle_ns` of it brought no sample, and does not depend on the period. Returns whether the timers have to be
-    /// restarted with another period.
+    /// Sets the period by what was used until now: `used_ns` of CPU time without interrupts, for a number of expiries
+    /// of all timers. `idle_ns` of it brought no sample, and does not depend on the period. Returns whether the timers
+    /// have to be restarted with another period.
     pub(super) fn update(&mut self, at_ns: u64, expiries: u64, used_ns: u64, idle_ns: u64) -> bool {
         let new = expiries.saturating_sub(self.expiries) as f64;
         if new < 1.0 {
@@ -87,7 +102,9 @@ impl Rate {
         let budget_ppm = budget_ppm.max(LEFT_IN_DEBT_PPM);
         let wanted_ns = affordable(self.expiry_ns * self.cpus, budget_ppm) as f64;
         let before_ns = self.period_ns as f64;
-        let pause_ns = BETWEEN_CHANGES_NS.max(BETWEEN_CHANGES_PERIODS * self.period_ns);
+        let is_shorter = wanted_ns < before_ns;
+        let periods = if is_shorter { BEFORE_SHORTENING_PERIODS } else { BETWEEN_CHANGES_PERIODS };
+        let pause_ns = BETWEEN_CHANGES_NS.max(periods * self.period_ns);
         let is_other = wanted_ns > before_ns * MIN_STEP || wanted_ns < before_ns / MIN_STEP;
         if !is_other || at_ns.saturating_sub(self.changed_ns) < pause_ns {
             return false;
@@ -169,6 +186,30 @@ mod tests {
             assert!(timers.rate.period_ns() > SHORTEST_NS, "{:?}", timers.rate);
             assert!((BUDGET_PPM * 0.7..BUDGET_PPM * 1.25).contains(&ppm), "{ppm} ppm: {:?}", timers.rate);
         }
+    }
+
+    #[test]
+    fn one_thread_on_a_large_machine_is_sampled_soon() {
+        // Only one of 256 CPUs has samples of 45 us; the program at the others takes 0.1 us.
+        let mut timers = Timers::new(256, 1_500);
+        (0..20).for_each(|_| timers.step((45_000 + 255 * 100) / 256));
+        let of_cpu = timers.expiries / timers.cpus;
+        assert!(of_cpu >= 50, "{of_cpu} samples in 10 s: {:?}", timers.rate);
+        assert!(timers.ppm() < BUDGET_PPM * 1.25, "{} ppm", timers.ppm());
+    }
+
+    #[test]
+    fn reading_stops_at_a_debt_and_goes_on_when_it_is_paid_off() {
+        let mut timers = Timers::new(2, 1_500);
+        assert!(timers.rate.may_read(0));
+        timers.used_ns = 400_000_000;
+        timers.run(10_000, 2);
+        assert!(!timers.rate.may_read(timers.at_ns), "{:?}", timers.rate);
+        timers.run(10_000, 20);
+        assert!(timers.rate.may_read(timers.at_ns), "{:?}", timers.rate);
+        timers.used_ns += 3_000_000_000;
+        timers.run(10_000, 180);
+        assert!(!timers.rate.may_read(timers.at_ns), "{:?}", timers.rate);
     }
 
     #[test]

@@ -66,7 +66,7 @@ pub fn write(
     let columns = screen.columns.unwrap_or(usize::MAX);
     let states = states(&seen.budget);
     let mut lines = fitted(&sentence(seen, &states), columns);
-    let work = seen.budget.work.as_ref().and_then(|work| work::sentence(work, seen.budget.total_ns));
+    let work = seen.budget.work.as_ref().and_then(work::sentence);
     lines.extend(work.iter().flat_map(|work| fitted(work, columns)));
     let reclaim = seen.budget.reclaim.iter().filter_map(|sum| reclaim::sentence(sum, seen.budget.total_ns));
     lines.extend(reclaim.flat_map(|reclaim| fitted(&reclaim, columns)));

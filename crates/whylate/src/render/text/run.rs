@@ -60,7 +60,7 @@ pub struct RunScreen<'a> {
 pub fn write(out: &mut dyn Write, command: &str, explained: &Explained, shown: &RunScreen<'_>) -> io::Result<()> {
     let outsiders = outsiders(explained, shown.members);
     writeln!(out, "{}", verdict(command, explained, shown, &outsiders))?;
-    if let Some(work) = explained.work.as_ref().and_then(|work| work::sentence(work, explained.elapsed_ns)) {
+    if let Some(work) = explained.work.as_ref().and_then(work::sentence) {
         writeln!(out, "{work}")?;
     }
     for reclaim in explained.reclaim.iter().filter_map(|sum| reclaim::sentence(sum, explained.elapsed_ns)) {

@@ -2,19 +2,19 @@
 //! Says in which functions threads worked.
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use whylate_model::units::printable;
+use whylate_model::units::{format_ns, printable};
 use whylate_model::work::{Work, WorkKind, WorkPart};
 
-/// Minimum number of samples for shares: of fewer, a share could be wrong by half of the whole.
+/// Minimum number of samples for shares: a half of that many is 28 to 72 % in 19 of 20 runs.
 const MIN_SAMPLES: u64 = 20;
 /// Number of samples from which a share is right within a tenth of the whole.
 const MANY_SAMPLES: u64 = 100;
 /// Smaller shares of the time are left out.
 const SHOWN_PERCENT: f64 = 1.0;
-/// Minimum number of samples of a function that is shown.
-const MIN_SAMPLES_OF_FUNCTION: u64 = 5;
+/// Minimum number of samples of a program, a function or a kind of kernel work that is shown.
+const MIN_SAMPLES_OF_PART: u64 = 5;
 /// Maximum number of programs, of functions of each, and of kinds of kernel work.
 const MAX_PROGRAMS: usize = 3;
 const MAX_FUNCTIONS: usize = 3;
@@ -27,53 +27,93 @@ pub(super) fn has_enough_samples(work: &Work) -> bool {
     work.equal_samples >= MIN_SAMPLES
 }
 
-/// Returns a sentence about the work and its shares of `total_ns`; `None` if there are too few samples.
-pub(super) fn sentence(work: &Work, total_ns: u64) -> Option<String> {
-    let percent = |ns: u64| ns as f64 * 100.0 / total_ns.max(1) as f64;
-    if !has_enough_samples(work) || percent(work.ns) < SHOWN_PERCENT {
+/// Returns a sentence about the work, with shares of its time; `None` if there are too few samples.
+pub(super) fn sentence(work: &Work) -> Option<String> {
+    if !has_enough_samples(work) {
         return None;
     }
-    let is_shown = |ns: u64| percent(ns) >= SHOWN_PERCENT;
-    let mut of_programs: BTreeMap<&str, (u64, Vec<&WorkPart>)> = BTreeMap::new();
-    let mut of_kernel: BTreeMap<String, u64> = BTreeMap::new();
-    for part in &work.parts {
-        if part.kind == WorkKind::NotSampled {
-            continue;
-        }
+    let percent = |ns: u64| ns as f64 * 100.0 / work.ns.max(1) as f64;
+    let is_shown = |sum: &Sum| percent(sum.ns) >= SHOWN_PERCENT && sum.samples >= MIN_SAMPLES_OF_PART;
+    let mut of_programs: BTreeMap<&str, Program<'_>> = BTreeMap::new();
+    let mut of_kernel: BTreeMap<String, Sum> = BTreeMap::new();
+    let sampled = work.parts.iter().chain(&work.further).filter(|part| part.kind != WorkKind::NotSampled);
+    for part in sampled {
         if part.kind == WorkKind::User {
-            let (ns, parts) = of_programs.entry(&part.thread).or_default();
-            *ns += part.ns;
-            parts.push(part);
+            let program = of_programs.entry(without_number(&part.thread)).or_default();
+            program.names.insert(&part.thread);
+            program.sum.add(part);
+            program.functions.entry(function(part)).or_default().add(part);
         } else {
-            *of_kernel.entry(kernel_words(part)).or_default() += part.ns;
+            of_kernel.entry(kernel_words(part)).or_default().add(part);
         }
     }
-    let mut programs: Vec<_> = of_programs.into_iter().filter(|(_, (ns, _))| is_shown(*ns)).collect();
-    programs.sort_by_key(|(_, (ns, _))| Reverse(*ns));
-    let program = |(name, (ns, parts)): (&str, (u64, Vec<&WorkPart>))| {
-        let functions = parts.iter().filter(|part| is_shown(part.ns) && part.samples >= MIN_SAMPLES_OF_FUNCTION);
-        let functions = functions.take(MAX_FUNCTIONS);
-        let functions = functions.map(|part| format!("{:.0}% {}", percent(part.ns), function(part)));
-        let functions = functions.collect::<Vec<_>>().join(", ");
-        let functions = if functions.is_empty() { String::new() } else { format!(" ({functions})") };
-        format!("{} {:.0}%{functions}", printable(name), percent(ns))
-    };
-    let mut shares: Vec<String> = programs.into_iter().take(MAX_PROGRAMS).map(program).collect();
-    let kernel_ns = of_kernel.values().sum();
-    if is_shown(kernel_ns) {
-        let mut kinds: Vec<(String, u64)> = of_kernel.into_iter().filter(|(_, ns)| is_shown(*ns)).collect();
-        kinds.sort_by_key(|(_, ns)| Reverse(*ns));
-        let kinds = kinds.iter().take(MAX_KINDS).map(|(name, ns)| format!("{name} {:.0}%", percent(*ns)));
-        let kinds = kinds.collect::<Vec<_>>().join(", ");
-        let kinds = if kinds.is_empty() { String::new() } else { format!(" ({kinds})") };
-        shares.push(format!("kernel {:.0}%{kinds}", percent(kernel_ns)));
+    let mut kernel = Sum::default();
+    of_kernel.values().for_each(|sum| (kernel.ns, kernel.samples) = (kernel.ns + sum.ns, kernel.samples + sum.samples));
+    let mut programs: Vec<_> = of_programs.into_iter().filter(|(_, program)| is_shown(&program.sum)).collect();
+    programs.sort_by_key(|(_, program)| Reverse(program.sum.ns));
+    programs.truncate(MAX_PROGRAMS);
+    let mut shares: Vec<String> = Vec::new();
+    let mut left_ns = work.ns.saturating_sub(work.not_sampled_ns);
+    for (stem, program) in programs {
+        left_ns = left_ns.saturating_sub(program.sum.ns);
+        let name = match program.names.first() {
+            Some(name) if program.names.len() == 1 => printable(name),
+            _ => printable(&format!("{stem}*")),
+        };
+        let mut functions: Vec<(String, Sum)> =
+            program.functions.into_iter().filter(|(_, sum)| is_shown(sum)).collect();
+        functions.sort_by_key(|(_, sum)| Reverse(sum.ns));
+        let functions = functions.iter().take(MAX_FUNCTIONS);
+        let functions = functions.map(|(function, sum)| format!("{:.0}% {function}", percent(sum.ns)));
+        shares.push(format!("{name} {:.0}%{}", percent(program.sum.ns), in_brackets(functions)));
     }
-    if is_shown(work.not_sampled_ns) {
-        shares.push(format!("not sampled {:.0}%", percent(work.not_sampled_ns)));
+    if is_shown(&kernel) {
+        left_ns = left_ns.saturating_sub(kernel.ns);
+        let mut kinds: Vec<(String, Sum)> = of_kernel.into_iter().filter(|(_, sum)| is_shown(sum)).collect();
+        kinds.sort_by_key(|(_, sum)| Reverse(sum.ns));
+        let kinds = kinds.iter().take(MAX_KINDS).map(|(name, sum)| format!("{name} {:.0}%", percent(sum.ns)));
+        shares.push(format!("kernel {:.0}%{}", percent(kernel.ns), in_brackets(kinds)));
+    }
+    for (name, ns) in [("others", left_ns), ("not sampled", work.not_sampled_ns)] {
+        if percent(ns) >= SHOWN_PERCENT {
+            shares.push(format!("{name} {:.0}%", percent(ns)));
+        }
     }
     let rough = if work.equal_samples < MANY_SAMPLES { "; shares are rough" } else { "" };
-    let worked = format!("Worked {:.0}% ({} samples{rough})", percent(work.ns), work.samples);
+    let worked = format!("Worked {} ({} samples{rough})", format_ns(work.ns), work.samples);
     (!shares.is_empty()).then(|| format!("{worked}: {}.", shares.join("; ")))
+}
+
+/// Sum of parts of the work.
+#[derive(Clone, Copy, Debug, Default)]
+struct Sum {
+    ns: u64,
+    samples: u64,
+}
+
+impl Sum {
+    fn add(&mut self, part: &WorkPart) {
+        (self.ns, self.samples) = (self.ns + part.ns, self.samples + part.samples);
+    }
+}
+
+/// Work of threads whose names differ in a number at their end.
+#[derive(Debug, Default)]
+struct Program<'a> {
+    names: BTreeSet<&'a str>,
+    sum: Sum,
+    functions: BTreeMap<String, Sum>,
+}
+
+/// Returns a name without the number at its end, unless it is one.
+fn without_number(name: &str) -> &str {
+    let stem = name.trim_end_matches(|letter: char| letter.is_ascii_digit());
+    if stem.is_empty() { name } else { stem }
+}
+
+fn in_brackets(shares: impl Iterator<Item = String>) -> String {
+    let shares = shares.collect::<Vec<_>>().join(", ");
+    if shares.is_empty() { String::new() } else { format!(" ({shares})") }
 }
 
 fn function(part: &WorkPart) -> String {
@@ -135,12 +175,38 @@ mod tests {
         let samples = parts.iter().map(|part| part.samples).sum();
         let work = Work { ns: samples * 1_000, samples, equal_samples: samples, parts, ..Work::default() };
         assert_eq!(
-            sentence(&work, 1_000_000).as_deref(),
+            sentence(&work).as_deref(),
             Some(
-                "Worked 68% (679 samples): cc1 44% (31% in parse_expr, 12% in ggc_alloc); as 6% (6% in code without names); \
-                 kernel 18% (page faults 9%, fork 4%, exec 3%, write 2%)."
+                "Worked 679us (679 samples): cc1 65% (46% in parse_expr, 18% in ggc_alloc, 1% in rare); as 9% (9% in code \
+                 without names); kernel 27% (page faults 13%, fork 6%, exec 4%, write 3%)."
             )
         );
+    }
+
+    #[test]
+    fn programs_with_many_functions_have_all_of_their_work() {
+        let parts = |from: u64, to: u64| {
+            (from..to).map(|at| part("cc1", WorkKind::User, Some(&format!("f{at}")), 2)).collect::<Vec<_>>()
+        };
+        let (mut first, mut further) = (parts(0, 100), parts(100, 300));
+        first.push(part("as", WorkKind::User, Some("assemble"), 100));
+        further.push(part("sh", WorkKind::User, Some("shell"), 4));
+        further.extend(('a'..'y').map(|at| part(&format!("sed-{at}"), WorkKind::User, None, 4)));
+        let samples = 800;
+        let work = Work { ns: 800_000, samples, equal_samples: samples, parts: first, further, ..Work::default() };
+        let expected = "Worked 800us (800 samples): cc1 75%; as 12% (12% in assemble); others 12%.";
+        assert_eq!(sentence(&work).as_deref(), Some(expected));
+    }
+
+    #[test]
+    fn threads_with_numbers_are_one_program() {
+        let parts = (0..32).map(|at| part(&format!("pool-1-thread-{at}"), WorkKind::User, Some("handle"), 3));
+        let mut parts: Vec<WorkPart> = parts.collect();
+        parts.push(part("cc1", WorkKind::User, Some("main"), 4));
+        let work = Work { ns: 100_000, samples: 100, equal_samples: 100, parts, ..Work::default() };
+        let expected = "Worked 100us (100 samples): pool-1-thread-* 96% (96% in handle); others 4%.";
+        assert_eq!(sentence(&work).as_deref(), Some(expected));
+        assert_eq!(["cc1", "cc", "7"].map(without_number), ["cc", "cc", "7"]);
     }
 
     #[test]
@@ -162,12 +228,16 @@ mod tests {
             parts: vec![part("cc1", WorkKind::User, Some("main"), samples)],
             ..Work::default()
         };
-        assert_eq!(sentence(&work(19), 20_000), None);
+        assert_eq!(sentence(&work(19)), None);
         assert_eq!(
-            sentence(&work(20), 20_000).as_deref(),
-            Some("Worked 100% (20 samples; shares are rough): cc1 100% (100% in main).")
+            sentence(&work(20)).as_deref(),
+            Some("Worked 20.0us (20 samples; shares are rough): cc1 100% (100% in main).")
         );
-        assert_eq!(sentence(&work(20), 20_000_000), None, "the work is no part of the time");
+        let mut with_rare = work(96);
+        with_rare.parts.push(part("cc1", WorkKind::Fork, None, 4));
+        (with_rare.ns, with_rare.samples, with_rare.equal_samples) = (100_000, 100, 100);
+        let expected = "Worked 100us (100 samples): cc1 96% (96% in main); others 4%.";
+        assert_eq!(sentence(&with_rare).as_deref(), Some(expected), "four samples of fork are too few");
     }
 
     #[test]
@@ -180,7 +250,7 @@ mod tests {
         ];
         let (samples, not_sampled_ns) = (100, 300_000);
         let work = Work { ns: 400_000, samples, equal_samples: samples, not_sampled_ns, parts, ..Work::default() };
-        let expected = "Worked 100% (100 samples): web 25% (24% in serve); not sampled 75%.";
-        assert_eq!(sentence(&work, 400_000).as_deref(), Some(expected));
+        let expected = "Worked 400us (100 samples): web 25% (24% in serve); not sampled 75%.";
+        assert_eq!(sentence(&work).as_deref(), Some(expected));
     }
 }
