@@ -32,6 +32,8 @@ pub(super) type Frames = Vec<String>;
 /// An executable file.
 #[derive(Default)]
 pub(super) struct CodeFile {
+    /// Distinguishes it from all files that were read before and after.
+    pub(super) id: u64,
     /// `None` after eviction.
     elf: Mutex<Option<Arc<Elf>>>,
     /// Symbols that were looked up, by file offset.
@@ -70,6 +72,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// All executable files.
 pub(super) struct CodeFiles {
     by_identity: HashMap<Identity, Arc<CodeFile>>,
+    next_id: u64,
     cleanup_at: usize,
     kept: u64,
     max_kept: u64,
@@ -86,6 +89,7 @@ impl CodeFiles {
     pub(super) fn new(lines: bool) -> Self {
         CodeFiles {
             by_identity: HashMap::new(),
+            next_id: 0,
             cleanup_at: MIN_FILES_BEFORE_CLEANUP,
             kept: 0,
             max_kept: if lines { MAX_KEPT_WITH_LINES } else { MAX_KEPT },
@@ -165,7 +169,11 @@ impl CodeFiles {
         }
         self.kept += elf.bytes();
         self.remove_unmapped();
-        let file = self.by_identity.entry(identity).or_default();
+        let next = &mut self.next_id;
+        let file = self.by_identity.entry(identity).or_insert_with(|| {
+            *next += 1;
+            Arc::new(CodeFile { id: *next, ..CodeFile::default() })
+        });
         if !elf.has_all_names() {
             file.fail();
         }

@@ -120,7 +120,13 @@ pub(super) struct Processes {
     retried: Option<Instant>,
     /// CPU time of the thread that reads lists of mappings.
     pub(super) reader_cpu: Duration,
+    /// Rules by file and offset, for CPU samples: a build has many processes of one file, and a rule takes tens of
+    /// microseconds.
+    by_offset: Option<HashMap<(u64, u64), Rule>>,
 }
+
+/// Maximum number of rules by file and offset.
+const MAX_BY_OFFSET: usize = 1 << 16;
 
 /// Maximum bytes kept of the mappings of all processes, and the bytes left after dropping some.
 const MAX_KEPT: usize = 8 << 20;
@@ -155,13 +161,14 @@ impl Processes {
             retry_at: None,
             retried: None,
             reader_cpu: Duration::ZERO,
+            by_offset: None,
         }
     }
 
     /// For CPU samples of one program.
     pub(super) fn of_samples() -> Self {
         let (code, budget) = (CodeFiles::of_samples(), Budget::of_samples());
-        Processes { code, budget, ..Processes::new(CallGraph::Rules, false) }
+        Processes { code, budget, by_offset: Some(HashMap::new()), ..Processes::new(CallGraph::Rules, false) }
     }
 
     /// Returns whether files may soon be evicted, after which their symbols cannot be looked up.
@@ -271,8 +278,9 @@ impl Processes {
         let (mut ip, mut sp, mut bp) = (of.ip, of.sp, of.bp);
         let mut frames = Vec::new();
         self.by_id.entry(of.process).or_insert_with(|| {
-            let (tgid, user, program) = (of.tgid, user_of(of.tgid), Some(program));
-            Arc::new(Process { tgid, user, program, ..Process::default() })
+            // All belong to one program: no user takes time from another.
+            let (tgid, program) = (of.tgid, Some(program));
+            Arc::new(Process { tgid, program, ..Process::default() })
         });
         for depth in 0..offcpu_limits::MAX_FRAMES.0 {
             frames.push(ip);
@@ -322,7 +330,15 @@ impl Processes {
             AtAddress::Code(file, offset) => {
                 self.code.touch(&file);
                 let Some(elf) = file.elf() else { return Rule::plain(rule_base::RULE_FAILED) };
-                let rule = elf.rule_at(offset);
+                let rule = match &mut self.by_offset {
+                    Some(known) => {
+                        if known.len() >= MAX_BY_OFFSET {
+                            known.clear();
+                        }
+                        *known.entry((file.id, offset)).or_insert_with(|| elf.rule_at(offset))
+                    }
+                    None => elf.rule_at(offset),
+                };
                 // The outermost function of a thread has no caller, even if callers are found by frame pointers.
                 let is_by_unwinding = !by_frame_pointer || rule.base == rule_base::RULE_ROOT;
                 if is_by_unwinding { rule } else { Rule::plain(rule_base::RULE_CHAIN) }
