@@ -13,7 +13,7 @@ use super::mappings::Mapping;
 use super::remote_files::{Identity, RemoteFiles};
 
 /// Maximum bytes cached of all files, and with file names and lines.
-const MAX_KEPT: u64 = 16 << 20;
+const MAX_KEPT: u64 = 22 << 20;
 const MAX_KEPT_WITH_LINES: u64 = 512 << 20;
 /// The same of one program while its CPU samples are taken: their symbols are looked up after many of them.
 const MAX_KEPT_OF_SAMPLES: u64 = 128 << 20;
