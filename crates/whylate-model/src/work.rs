@@ -14,8 +14,6 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::folded::STARTS;
-
 /// Frame of work that was not sampled.
 const NOT_SAMPLED: &str = "[not sampled]";
 /// Difference between the sampled and the known time, in standard deviations, up to which it is by chance.
@@ -323,6 +321,28 @@ impl Activity {
         }
     }
 }
+
+/// Functions from which each process, thread or system call starts, and which say nothing about a wait or work.
+pub(crate) const STARTS: [&str; 17] = [
+    "_start",
+    "__libc_start_main_impl",
+    "__libc_start_main",
+    "__libc_start_call_main",
+    "__clone",
+    "__clone3",
+    "clone",
+    "clone3",
+    "start_thread",
+    // Rust's own stack traces end here, too.
+    "std::sys::backtrace::__rust_begin_short_backtrace",
+    "entry_SYSCALL_64_after_hwframe",
+    "do_syscall_64",
+    "x64_sys_call",
+    "el0t_64_sync",
+    "ret_from_fork",
+    "ret_from_fork_asm",
+    "kthread",
+];
 
 /// Returns what a thread with this stack did, and in which function or system call.
 fn activity(stack: &RunningStack) -> Activity {
