@@ -119,17 +119,53 @@ fn in_brackets(shares: impl Iterator<Item = String>) -> String {
 fn function(part: &WorkPart) -> String {
     let Some(name) = &part.name else { return "in code without names".to_owned() };
     let name = printable(without_parameters(name));
-    let name = match name.char_indices().nth(MAX_NAME) {
-        Some((end, _)) => format!("{}...", &name[..end]),
-        None => name,
+    let name = if name.chars().count() > MAX_NAME { without_template_arguments(&name) } else { name };
+    // The function is at the end, behind its modules or classes.
+    let excess = name.chars().count().saturating_sub(MAX_NAME);
+    let name = match name.char_indices().nth(excess) {
+        Some((begin, _)) if excess > 0 => format!("...{}", &name[begin..]),
+        _ => name,
     };
     if part.is_caller { format!("called by {name}") } else { format!("in {name}") }
 }
 
-/// Returns the name of a C++ function without its parameters.
+/// Returns the name of a C++ function without its parameters: those in the last brackets, at the end or before `const`.
 fn without_parameters(name: &str) -> &str {
-    let end = name.find('(').filter(|&end| end > 0 && !name[..end].ends_with("operator"));
-    end.map_or(name, |end| &name[..end])
+    let whole = name.strip_suffix(" const").unwrap_or(name);
+    if !whole.ends_with(')') {
+        return name;
+    }
+    let mut depth = 0_usize;
+    for (at, letter) in whole.char_indices().rev() {
+        match letter {
+            ')' => depth += 1,
+            '(' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        if depth == 0 {
+            let is_operator = at == 0 || whole[..at].ends_with("operator");
+            return if is_operator { name } else { &whole[..at] };
+        }
+    }
+    name
+}
+
+/// Returns a name with `<>` for the outermost template arguments, and for the type of a Rust method.
+fn without_template_arguments(name: &str) -> String {
+    let (mut kept, mut depth, mut before) = (String::new(), 0_usize, ' ');
+    for letter in name.chars() {
+        // Arrows and operators are no brackets.
+        let is_bracket = before != '-' && !kept.ends_with("operator") && !kept.ends_with("operator<");
+        if letter == '>' && is_bracket {
+            depth = depth.saturating_sub(1);
+        }
+        if depth == 0 {
+            kept.push(letter);
+        }
+        depth += usize::from(letter == '<' && is_bracket);
+        before = letter;
+    }
+    kept
 }
 
 /// Returns the words for kernel work.
@@ -213,10 +249,24 @@ mod tests {
     fn function_is_short_and_says_what_has_no_name() {
         let words = |name, is_caller| function(&WorkPart { is_caller, ..part("cc1", WorkKind::User, Some(name), 1) });
         assert_eq!(words("ht_lookup(ht*, int)", false), "in ht_lookup");
-        assert_eq!(words("A::operator()(int)", false), "in A::operator()(int)");
+        assert_eq!(words("A::operator()(int) const", false), "in A::operator()");
+        assert_eq!(words("A::operator()", false), "in A::operator()");
+        assert_eq!(
+            words("clang::(anonymous namespace)::visit(Decl*)", false),
+            "in clang::(anonymous namespace)::visit"
+        );
+        assert_eq!(words("std::function<void (int)>::call(int) const", false), "in std::function<void (int)>::call");
+        assert_eq!(
+            words("<fn(u8) as core::ops::FnOnce>::call_once", false),
+            "in <fn(u8) as core::ops::FnOnce>::call_once"
+        );
+        let template = "std::map<std::string, std::vector<int>, std::less<>>::find(int)";
+        assert_eq!(words(template, false), "in std::map<>::find");
+        let method = "<fn(Option<u8>) -> core::option::Option<u8> as core::ops::Fn>::call_once";
+        assert_eq!(words(method, false), "in <>::call_once");
         assert_eq!(words("toplev::main(int, char**)", true), "called by toplev::main");
-        let long = words(&"x".repeat(100), false);
-        assert_eq!(long, format!("in {}...", "x".repeat(MAX_NAME)));
+        let long = words(&format!("{}::parse", "x".repeat(100)), false);
+        assert_eq!(long, format!("in ...{}::parse", "x".repeat(MAX_NAME - "::parse".len())));
     }
 
     #[test]
