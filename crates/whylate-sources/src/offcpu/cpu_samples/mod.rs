@@ -3,7 +3,7 @@
 //!
 //! A timer on each CPU interrupts whatever runs there, and a BPF program sends the stacks of the program's threads. A
 //! separate thread unwinds them at once, as processes may be short: with the mappings, files and unwind information
-//! that serve for sleeping threads too. The period is chosen so that all of it takes 0.5 % of one CPU ([`rate`]). That
+//! that serve for sleeping threads too. The period is chosen so that all of it takes 0.5 % of one CPU (`rate.rs`). That
 //! is no bound: files are read when they are first seen, until that takes much more than the budget. Names are looked
 //! up at the end and, at normal priority, whenever many are pending. Samples that name less than they could are counted
 //! by reason.
