@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use crate::units::is_printable;
 use crate::wait::{State, WaitClass};
+use crate::work::STARTS;
 use crate::{Labels, Snapshot, Stack, Waker};
 
 /// Separator of user and kernel frames.
@@ -94,28 +95,6 @@ pub fn frames(stack: &Stack, root: Root) -> Vec<Frame> {
     frames.extend(stack.waker.iter().flat_map(frames_of_waker));
     frames
 }
-
-/// Functions from which each process, thread or system call starts, and which say nothing about a wait.
-const STARTS: [&str; 17] = [
-    "_start",
-    "__libc_start_main_impl",
-    "__libc_start_main",
-    "__libc_start_call_main",
-    "__clone",
-    "__clone3",
-    "clone",
-    "clone3",
-    "start_thread",
-    // Rust's own stack traces end here, too.
-    "std::sys::backtrace::__rust_begin_short_backtrace",
-    "entry_SYSCALL_64_after_hwframe",
-    "do_syscall_64",
-    "x64_sys_call",
-    "el0t_64_sync",
-    "ret_from_fork",
-    "ret_from_fork_asm",
-    "kthread",
-];
 
 /// Returns the function that waits, its callers up to where the thread or the system call starts, and then the frames
 /// of the waker, innermost first.

@@ -43,6 +43,7 @@ pub mod totals;
 pub mod tree;
 pub mod units;
 pub mod wait;
+pub mod work;
 pub mod worst;
 
 pub use blame::{TimerAnalysis, TimerEvidence, WorkEvidence};

@@ -32,6 +32,7 @@ pub mod timer;
 mod walk;
 pub mod watched;
 mod within;
+mod working;
 
 pub use build::{Names, OTHERS, Path, PathBuilder, PathSegment, WaitSpan};
 pub(crate) use cursor::DEEPEST;
@@ -45,6 +46,7 @@ use timer::TimerKind;
 use crate::CauseKind;
 use crate::reclaim::ReclaimRecords;
 use crate::wait::Stop;
+use crate::work::CpuSamples;
 
 /// A query: the activity of a thread, or its wait, in a span of time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -180,6 +182,8 @@ pub enum Actor {
 pub struct ThreadRecords {
     /// When threads reclaimed memory.
     pub reclaim: ReclaimRecords,
+    /// What they did while they ran.
+    pub samples: CpuSamples,
 }
 
 /// Source of the times in which threads were not allowed to run.

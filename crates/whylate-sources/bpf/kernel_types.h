@@ -42,9 +42,10 @@ enum bpf_map_type {
 
 enum {
 	BPF_ANY = 0,
-	BPF_RB_NO_WAKEUP = 1,
 	BPF_RB_AVAIL_DATA = 0,
 	BPF_RB_RING_SIZE = 1,
+	BPF_RB_NO_WAKEUP = 1,
+	BPF_RB_FORCE_WAKEUP = 2,
 	BPF_RINGBUF_HDR_SZ = 8,
 	BPF_NOEXIST = 1,
 };
@@ -348,6 +349,9 @@ struct pid {
 
 struct mm_struct {
 	struct rw_semaphore mmap_lock;
+	unsigned long end_code;
+	unsigned long start_stack;
+	unsigned long arg_start;
 	/* With CONFIG_MEMCG. */
 	struct task_struct *owner;
 };

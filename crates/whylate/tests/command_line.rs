@@ -145,6 +145,7 @@ fn an_unknown_extension_is_refused_with_those_that_the_command_writes() -> Resul
     let recording = format!("{RECORDINGS}/sources-6.18.whylate");
     for (command, line) in [
         ("overview", "-d 1s"),
+        ("-p", "-p 1 -d 1s"),
         ("wq", "wq 1 1"),
         ("timerlat", "timerlat top -d 1s"),
         ("irqsoff", "irqsoff 1 1"),

@@ -249,7 +249,28 @@ pub fn of_program(expected: &'static Expected) -> Vec<Part> {
             all_sources_measure,
         ),
         Part::shell("selftest", "whylate selftest --json --force", move |said| selftest_passes(said, expected)),
+        Part::shell("CPU samples", SAMPLED, running_thread_is_sampled),
     ]
+}
+
+/// Loops in a shell while the static program samples it.
+const SAMPLED: &str = "
+    while :; do :; done &
+    trap 'kill $!' EXIT
+    # Through a pipe: on a console, the line that shows progress would come before the JSON.
+    whylate -p $! --json -d 5s 2>&1 | cat
+";
+
+/// Checks that the BPF program is loaded, and that the samples add up to most of the time on a CPU.
+fn running_thread_is_sampled(said: &str) -> Result<()> {
+    let program = json(said)?;
+    let work = &program["work"];
+    let [on_cpu, worked, not_sampled, samples] =
+        [&program["on_cpu_ns"], &work["ns"], &work["not_sampled_ns"], &work["samples"]].map(Value::as_u64);
+    println!("{samples:?} samples of {worked:?} of {on_cpu:?} ns, {not_sampled:?} ns not sampled");
+    ensure!(samples >= Some(20), "work {work}, {}", program["limitation"]);
+    ensure!(not_sampled <= on_cpu.map(|ns| ns / 4), "{work}");
+    Ok(())
 }
 
 /// Three threads for two CPUs, while the static program explains run-queue waits.

@@ -22,10 +22,12 @@ use super::cursor::NOT_OVER;
 use super::history::{Name, Waker};
 use super::sums::Sums;
 use super::walk::walk_for_sums;
+use super::working::Working;
 use super::{Actor, CpuTimeline, Finding, Limits, Names, PathSegment, Query, Segment, ThreadRecords};
 use crate::object::UnfinishedWait;
 use crate::reclaim::{Reclaim, ReclaimCounter};
 use crate::wait::{CallWaits, Stop, WaitClass, is_sleep, of_syscall};
+use crate::work::Work;
 use crate::{CauseKind, Histogram};
 
 /// Maximum number of waits listed one by one.
@@ -60,6 +62,9 @@ pub struct Budget {
     /// Number of waits that were not followed to their wakers, or not all the way, because there were too many.
     #[serde(default)]
     pub not_followed: u64,
+    /// Functions in which the threads worked, if they were sampled. It is part of `on_cpu_ns`, without interrupts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub work: Option<Work>,
     /// Time in which the threads reclaimed memory, by reason. It is part of the other fields.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub reclaim: Vec<Reclaim>,
@@ -179,6 +184,7 @@ struct Gatherer<'a> {
     /// TIDs of the queried threads.
     own: HashSet<u32>,
     budget: Budget,
+    work: Working<'a>,
     reclaim: ReclaimCounter<'a>,
     waits: BTreeMap<(String, EndedBy), Kind>,
     /// The wait of each thread that is being walked back.
@@ -214,6 +220,7 @@ pub fn budget(
         known,
         own: asked.iter().map(|asked| asked.tid).collect(),
         budget: Budget { threads: asked.len() as u64, ..Budget::default() },
+        work: Working::new(&records.samples),
         reclaim: ReclaimCounter::new(&records.reclaim),
         waits: BTreeMap::new(),
         open: asked.iter().map(|_| None).collect(),
@@ -288,6 +295,7 @@ impl Gatherer<'_> {
             if let Actor::Thread { tid, name, .. } = segment.who {
                 self.ready[self.ready_indexes[number]].name(tid, name);
             }
+            self.work.add(number, &segment);
             self.close_ready(number);
             self.budget.on_cpu_ns += ns;
         }
@@ -449,7 +457,7 @@ impl Gatherer<'_> {
             waits.push(kind.finish(via, ended_by, self.names));
         }
         waits.sort_by_key(|waits| Reverse(waits.ns));
-        Budget { waits, reclaim: self.reclaim.finish(), ..self.budget }
+        Budget { waits, work: self.work.finish(), reclaim: self.reclaim.finish(), ..self.budget }
     }
 }
 

@@ -7,8 +7,10 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::build::{Names, PathBuilder, PathSegment};
+use super::working::Working;
 use super::{Actor, CpuTimeline, Finding, Limits, Query, ThreadRecords, walk};
 use crate::reclaim::{Reclaim, ReclaimCounter};
+use crate::work::Work;
 
 /// Maximum number of waits listed one by one.
 const MAX_LONGEST: usize = 5;
@@ -25,6 +27,9 @@ pub struct Explained {
     pub is_folded: bool,
     /// Longest waits of the command's threads for other actors, longest first.
     pub longest: Vec<LongWait>,
+    /// Functions in which the command's threads worked on the path, if threads were sampled.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub work: Option<Work>,
     /// Time on the path in which the command's threads reclaimed memory, by reason. It is part of the path.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub reclaim: Vec<Reclaim>,
@@ -47,7 +52,7 @@ pub struct CommandReport {
     pub explained: Explained,
     /// Lost events, by reason.
     pub lost: BTreeMap<String, u64>,
-    /// Of a trace: kinds of events that it does not have, and the consequences.
+    /// What is not known, and why: of a trace, which kinds of events it lacks; of a command, what could not be measured.
     #[serde(default, rename = "weaker", skip_serializing_if = "Option::is_none")]
     pub limitations: Option<Vec<String>>,
 }
@@ -79,7 +84,7 @@ pub fn explain(
     names: &mut dyn Names,
     records: &ThreadRecords,
 ) -> Explained {
-    let mut found = PathBuilder::default();
+    let (mut found, mut work) = (PathBuilder::default(), Working::new(&records.samples));
     let mut reclaim = ReclaimCounter::new(&records.reclaim);
     let mut longest: Vec<OpenWait> = Vec::new();
     let mut open: Option<OpenWait> = None;
@@ -93,6 +98,12 @@ pub fn explain(
     };
     walk(past, &[asked], limits, &mut |_, finding| {
         found.add(finding);
+        if let Finding::Segment(segment) = finding
+            && segment.ready.is_none()
+            && !matches!(segment.who, Actor::Thread { is_member: false, .. })
+        {
+            work.add(0, &segment);
+        }
         match finding {
             Finding::WakeupEdge(hop) if hop.within.is_none() => {
                 followed = hop.tid;
@@ -131,6 +142,7 @@ pub fn explain(
         path: path.segments,
         is_folded: path.is_folded,
         longest,
+        work: work.finish(),
         reclaim: reclaim.finish(),
     }
 }

@@ -2,7 +2,7 @@
 //! `offcpu`: threads off their CPUs.
 
 use super::SeriesColumn::Value;
-use super::lost::reason;
+use super::lost::{left_out, reason};
 use super::{Card, Judged, Merging};
 use crate::{Histogram, Snapshot};
 
@@ -32,6 +32,10 @@ pub static OFFCPU: Card = Card {
         _ => Merging::Latest,
     },
     lost: &[
+        reason(
+            "exited",
+            "a process exited, or ran another program, before its mappings were read; its sample has no names (run, -p)",
+        ),
         reason("holders_full", "the table of waiters and holders was full; the holder is not shown (--blocked)"),
         reason(
             "holders_unmet",
@@ -49,6 +53,16 @@ pub static OFFCPU: Card = Card {
             "a wait, or the start of a program, counts for none of the programs held up: too many threads, names or kinds",
         ),
         reason("rules_full", "there was no room for a frame's unwind rule; the stack ends in [unwound partly]"),
+        reason("samples_full", "a running thread's sample found no room; it counts for no function (run, -p)"),
+        left_out(
+            "samples_in_interrupts",
+            "samples of interrupts and softirqs, which are not the work of the thread that they interrupted (run, -p)",
+        ),
+        reason(
+            "samples_over_budget",
+            "reading programs took too long, so a later process was not read; its sample has no names (run, -p)",
+        ),
+        reason("samples_unread", "the kernel gave no stack of a running thread; its sample counts for no function"),
         reason("stacks_full", "the table of stacks was full"),
         reason("threads_full", "the table of threads was full"),
         reason("torn", "the thread ran while its stack was read; its time counts without a stack"),
@@ -72,6 +86,10 @@ pub static OFFCPU: Card = Card {
         ),
         reason("unseen_wakers", "the waker was not seen; the wait counts as [waker not seen] (--wakers)"),
         reason("unseen_wakeups", "the start of a long wait for a CPU was not seen, so the wait is left out (--why)"),
+        reason(
+            "unwound_partly",
+            "outer frames of a running thread were not found; its stack ends in [unwound partly] (run, -p)",
+        ),
     ],
     ..Card::new(
         "offcpu",

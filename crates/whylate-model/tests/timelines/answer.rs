@@ -89,7 +89,7 @@ fn write_longest(longest: &[LongWait], text: &mut String) {
 
 fn command(asked: Query, timeline: &mut Timeline) -> String {
     let explained = explain(&mut timeline.past(), asked, &(), &mut timeline.symbols, &ThreadRecords::default());
-    let Explained { elapsed_ns, path, is_folded, longest, reclaim: _ } = explained;
+    let Explained { elapsed_ns, path, is_folded, longest, .. } = explained;
     assert_eq!(elapsed_ns, asked.to_ns - asked.from_ns);
     assert_eq!(sum_ns(&path), elapsed_ns, "the path does not add up");
     let mut text = format!("critical path of {} us{}\n", us(elapsed_ns), if is_folded { ", folded" } else { "" });
@@ -100,7 +100,7 @@ fn command(asked: Query, timeline: &mut Timeline) -> String {
 
 fn budget_of(asked: &[Query], timeline: &mut Timeline) -> String {
     let mut past = timeline.past();
-    let Budget { threads, total_ns, on_cpu_ns, own_sleep_ns, ready, waits, longest, not_followed, reclaim: _ } =
+    let Budget { threads, total_ns, on_cpu_ns, own_sleep_ns, ready, waits, longest, not_followed, .. } =
         budget(&mut past, asked, &timeline.known, &(), &mut timeline.symbols, &ThreadRecords::default());
     assert_eq!(total_ns, asked.iter().map(|asked| asked.to_ns - asked.from_ns).sum::<u64>());
     let waits_ns: u64 = waits.iter().map(|waits| waits.ns).sum();

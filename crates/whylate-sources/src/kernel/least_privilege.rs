@@ -209,6 +209,16 @@ extern "C" fn give_up(_signal: libc::c_int) {
     }
 }
 
+/// Drops the effective capabilities of the current thread. Programs that its threads execute can still get those that are
+/// permitted, with [`pass_capabilities_on`].
+///
+/// # Errors
+/// Fails if capset(2) fails.
+pub fn drop_effective_capabilities() -> io::Result<()> {
+    let sets = capabilities(None)?;
+    Ok(set_capabilities(None, CapabilitySets { effective: CapabilitySet::empty(), ..sets })?)
+}
+
 /// Drops all capabilities of the current thread, and returns what capset(2) does. Makes one system call, allocates
 /// nothing, and takes no lock: safe in a process that was forked from one with threads.
 pub fn drop_capabilities() -> libc::c_long {

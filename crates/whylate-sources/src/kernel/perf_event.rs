@@ -13,6 +13,8 @@ use libbpf_rs::libbpf_sys::{
 /// `_IO('$', 0)` and `_IO('$', 1)` of include/uapi/linux/perf_event.h.
 pub(crate) const PERF_EVENT_IOC_ENABLE: libc::Ioctl = 0x2400;
 pub(crate) const PERF_EVENT_IOC_DISABLE: libc::Ioctl = 0x2401;
+/// `_IOW('$', 4, __u64)`.
+const PERF_EVENT_IOC_PERIOD: libc::Ioctl = 0x4008_2404;
 /// `_IOR('$', 7, __u64 *)`; the size is that of a pointer.
 const PERF_EVENT_IOC_ID: libc::Ioctl = 0x8000_2407 | ((size_of::<*const u64>() as libc::Ioctl) << 16);
 /// `_IOW('$', 8, __u32)`.
@@ -79,6 +81,15 @@ pub(crate) fn count(event: &OwnedFd) -> io::Result<u64> {
 pub(crate) fn request(event: &OwnedFd, request: libc::Ioctl) -> io::Result<()> {
     // SAFETY: these requests take no memory, and the descriptor is that of a perf event.
     match unsafe { libc::ioctl(event.as_raw_fd(), request, 0) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Changes the period of a timer.
+pub(crate) fn set_period(event: &OwnedFd, period_ns: u64) -> io::Result<()> {
+    // SAFETY: the request reads one 64-bit number from a valid pointer; the descriptor is that of a perf event.
+    match unsafe { libc::ioctl(event.as_raw_fd(), PERF_EVENT_IOC_PERIOD, &raw const period_ns) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }

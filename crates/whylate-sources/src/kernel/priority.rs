@@ -43,6 +43,14 @@ pub(crate) fn favour(tid: u32) -> io::Result<()> {
     }
 }
 
+/// Takes a higher weight than that of a normal thread from the calling one.
+pub(crate) fn favour_no_more() {
+    // SAFETY: both calls take numbers. The weight of a thread may always be lowered.
+    let _ = unsafe {
+        if libc::getpriority(libc::PRIO_PROCESS, 0) < 0 { libc::setpriority(libc::PRIO_PROCESS, 0, 0) } else { 0 }
+    };
+}
+
 /// Gives the calling thread the default policy.
 pub(crate) fn become_normal() -> io::Result<()> {
     set_policy(libc::SCHED_OTHER, 0)

@@ -12,6 +12,9 @@ const PER_FIRST_WALK: Duration = Duration::from_secs(1);
 /// A walk stops reading after this multiple of its limit in wall time, as when disks are slow or CPUs are busy.
 const WALL_TIME_FACTOR: u32 = 5;
 const FIRST_WALKS: u64 = 2;
+/// The same for CPU samples of one program.
+const PER_WALK_OF_SAMPLES: Duration = Duration::from_millis(50);
+const PER_FIRST_WALK_OF_SAMPLES: Duration = Duration::from_millis(250);
 /// Token bucket of a user: the burst, and the share of wall time (1/`SHARE`) that refills it.
 const BURST: Duration = Duration::from_secs(1);
 const SHARE: u32 = 4;
@@ -44,6 +47,9 @@ pub(super) struct Budget {
     /// Deadline of the walk's readings.
     until: Instant,
     walks: u64,
+    /// Limits of the first walks, and of later ones.
+    per_first_walk: Duration,
+    per_walk: Duration,
     left_by_user: HashMap<u32, (LeftNs, Instant)>,
 }
 
@@ -52,14 +58,26 @@ type LeftNs = i64;
 
 impl Default for Budget {
     fn default() -> Self {
-        Budget { left_in_walk: Duration::ZERO, until: Instant::now(), walks: 0, left_by_user: HashMap::new() }
+        Budget {
+            left_in_walk: Duration::ZERO,
+            until: Instant::now(),
+            walks: 0,
+            per_first_walk: PER_FIRST_WALK,
+            per_walk: PER_WALK,
+            left_by_user: HashMap::new(),
+        }
     }
 }
 
 impl Budget {
+    /// For CPU samples of one program.
+    pub(super) fn of_samples() -> Self {
+        Budget { per_first_walk: PER_FIRST_WALK_OF_SAMPLES, per_walk: PER_WALK_OF_SAMPLES, ..Budget::default() }
+    }
+
     pub(super) fn begin_walk(&mut self, now: Instant) {
         self.walks += 1;
-        self.left_in_walk = if self.walks <= FIRST_WALKS { PER_FIRST_WALK } else { PER_WALK };
+        self.left_in_walk = if self.walks <= FIRST_WALKS { self.per_first_walk } else { self.per_walk };
         self.until = now + self.left_in_walk * WALL_TIME_FACTOR;
     }
 

@@ -13,8 +13,10 @@ use super::mappings::Mapping;
 use super::remote_files::{Identity, RemoteFiles};
 
 /// Maximum bytes cached of all files, and with file names and lines.
-const MAX_KEPT: u64 = 16 << 20;
+const MAX_KEPT: u64 = 22 << 20;
 const MAX_KEPT_WITH_LINES: u64 = 512 << 20;
+/// The same of one program while its CPU samples are taken: their symbols are looked up after many of them.
+const MAX_KEPT_OF_SAMPLES: u64 = 128 << 20;
 /// A file used within this time is evicted only for a smaller one: its symbols may not have been looked up yet.
 const IN_USE: Duration = Duration::from_secs(3);
 /// The data of a file is dropped after this time without use, once its symbols have been looked up.
@@ -30,6 +32,8 @@ pub(super) type Frames = Vec<String>;
 /// An executable file.
 #[derive(Default)]
 pub(super) struct CodeFile {
+    /// Distinguishes it from all files that were read before and after.
+    pub(super) id: u64,
     /// `None` after eviction.
     elf: Mutex<Option<Arc<Elf>>>,
     /// Symbols that were looked up, by file offset.
@@ -68,6 +72,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// All executable files.
 pub(super) struct CodeFiles {
     by_identity: HashMap<Identity, Arc<CodeFile>>,
+    next_id: u64,
     cleanup_at: usize,
     kept: u64,
     max_kept: u64,
@@ -84,6 +89,7 @@ impl CodeFiles {
     pub(super) fn new(lines: bool) -> Self {
         CodeFiles {
             by_identity: HashMap::new(),
+            next_id: 0,
             cleanup_at: MIN_FILES_BEFORE_CLEANUP,
             kept: 0,
             max_kept: if lines { MAX_KEPT_WITH_LINES } else { MAX_KEPT },
@@ -94,6 +100,16 @@ impl CodeFiles {
             named_ms: 0,
             files: RemoteFiles::default(),
         }
+    }
+
+    /// For CPU samples of one program.
+    pub(super) fn of_samples() -> Self {
+        CodeFiles { max_kept: MAX_KEPT_OF_SAMPLES, ..CodeFiles::new(false) }
+    }
+
+    /// Returns whether files may soon be evicted.
+    pub(super) fn is_nearly_full(&self) -> bool {
+        self.kept > self.max_kept / 4 * 3
     }
 
     /// Opens the file of a mapping; `None` if it is not an ELF file.
@@ -153,7 +169,11 @@ impl CodeFiles {
         }
         self.kept += elf.bytes();
         self.remove_unmapped();
-        let file = self.by_identity.entry(identity).or_default();
+        let next = &mut self.next_id;
+        let file = self.by_identity.entry(identity).or_insert_with(|| {
+            *next += 1;
+            Arc::new(CodeFile { id: *next, ..CodeFile::default() })
+        });
         if !elf.has_all_names() {
             file.fail();
         }

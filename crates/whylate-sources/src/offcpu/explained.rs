@@ -59,6 +59,11 @@ impl Attached for Explained {
         self.waits.drain(wait, each)
     }
 
+    fn explain_pending(&mut self, each: &mut dyn FnMut(LateEvent)) -> anyhow::Result<()> {
+        self.waits.explain_pending(each);
+        Ok(())
+    }
+
     fn limitations(&self) -> Option<&str> {
         self.limitations.as_deref()
     }

@@ -11,6 +11,7 @@ mod attached;
 mod budget;
 mod choice;
 mod code_files;
+pub mod cpu_samples;
 mod disks;
 mod eh_frame;
 mod elf;

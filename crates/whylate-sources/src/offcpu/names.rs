@@ -28,11 +28,11 @@ pub(super) const UNREAD: &str = "[memory did not answer]";
 /// Frame of a program that is not 64 bits wide, or of another architecture.
 pub(super) const UNREADABLE: &str =
     if cfg!(target_arch = "x86_64") { "[not a 64-bit program]" } else { "[user frames not read]" };
-/// Frame of a process that exited before its mappings were read.
-const EXITED: &str = "[exited]";
+/// Frame of a process that exited, or executed another program, before its mappings were read.
+pub(super) const EXITED: &str = "[exited]";
 
-/// The maximum number of inlined functions at one address. A file may describe any number, and recordings reject stacks of
-/// more than 4,096 frames.
+/// The maximum number of inlined functions at one address. A file may describe any number, and recordings reject stacks
+/// of more than 4,096 frames.
 const MAX_INLINED: usize = 30;
 /// The memory of the names that files keep for later snapshots.
 const MAX_KEPT_BYTES: usize = 8 << 20;
@@ -47,6 +47,8 @@ pub(super) struct FrameNames {
     /// Whether files and lines are resolved too.
     lines: bool,
     has_symbolized: bool,
+    /// Names only addresses that a symbol contains: one without a size may end anywhere.
+    is_strict: bool,
     /// Time at which symbols were last looked up.
     looked_up: Option<Instant>,
 }
@@ -56,7 +58,8 @@ const MAX_OPEN: usize = 32;
 const MAX_OPEN_BYTES: u64 = 64 << 20;
 /// Time without use after which a symbolizer is closed.
 const OPEN_FOR: Duration = Duration::from_secs(10);
-/// Time between two snapshots from which each symbolizer is closed after use: open ones of large files take tens of megabytes.
+/// Time between two snapshots from which each symbolizer is closed after use: open ones of large files take tens of
+/// megabytes.
 const CLOSED_BETWEEN: Duration = Duration::from_secs(5);
 /// CPU time for symbols of one snapshot, and of the first one. Files beyond it are symbolized at the next snapshot.
 const PER_SNAPSHOT_NS: u64 = 400_000_000;
@@ -100,10 +103,26 @@ impl FrameNames {
         FrameNames { lines, kernel, ..FrameNames::default() }
     }
 
+    /// Names only addresses that a symbol contains.
+    pub(super) fn strict() -> Self {
+        FrameNames { is_strict: true, ..FrameNames::default() }
+    }
+
     /// Symbolizes user frames, by process ID and address; the flag marks the innermost frame. The returned flag says
     /// whether all were symbolized for which there is a file: the others have to be requested again.
     pub(super) fn user(
         &mut self,
+        wanted: &BTreeSet<(u32, u64, bool)>,
+        processes: &HashMap<u32, Arc<Process>>,
+    ) -> (HashMap<(u32, u64, bool), Frames>, bool) {
+        let max_ns = if self.has_symbolized { PER_SNAPSHOT_NS } else { PER_FIRST_SNAPSHOT_NS };
+        self.user_within(max_ns, wanted, processes)
+    }
+
+    /// Symbolizes user frames as above, and begins with no other file after some CPU time.
+    pub(super) fn user_within(
+        &mut self,
+        max_ns: u64,
         wanted: &BTreeSet<(u32, u64, bool)>,
         processes: &HashMap<u32, Arc<Process>>,
     ) -> (HashMap<(u32, u64, bool), Frames>, bool) {
@@ -132,7 +151,6 @@ impl FrameNames {
             }
         }
         let (began, began_cpu_ns) = (Instant::now(), clock::thread_cpu_ns());
-        let max_ns = if self.has_symbolized { PER_SNAPSHOT_NS } else { PER_FIRST_SNAPSHOT_NS };
         self.symbolizers.retain(|open_file| began - open_file.used < OPEN_FOR && open_file.elf.strong_count() > 0);
         let mut files: Vec<_> = by_file.into_values().collect();
         // Files with few symbols take the least time.
@@ -200,6 +218,8 @@ impl FrameNames {
     /// Symbolizes offsets of a file.
     fn symbolize(&mut self, elf: &Arc<Elf>, shown: &str, offsets: &[u64]) -> Vec<Frames> {
         let unknown = |offset: &u64| vec![format!("{shown}+{offset:#x}")];
+        let is_strict = self.is_strict;
+        let is_within = |symbol: &Sym<'_>| !is_strict || symbol.size.is_some() || symbol.offset == 0;
         let Some(&FileSymbolizer { ref symbolizer, lines, names: ref file, is_address, .. }) = self.open(elf) else {
             return offsets.iter().map(unknown).collect();
         };
@@ -227,7 +247,7 @@ impl FrameNames {
                 .iter()
                 .zip(offsets)
                 .map(|(found, offset)| match found {
-                    Symbolized::Sym(symbol) if !symbol.name.is_empty() => frames_of(symbol),
+                    Symbolized::Sym(symbol) if !symbol.name.is_empty() && is_within(symbol) => frames_of(symbol),
                     Symbolized::Sym(_) | Symbolized::Unknown(_) => unknown(offset),
                 })
                 .collect(),

@@ -43,6 +43,8 @@ pub(super) struct Process {
     is_stale: bool,
     /// Real UID of the process.
     user: u32,
+    /// The program that it executes, if known.
+    program: Option<ExecutedProgram>,
 }
 
 /// Code of a mapping.
@@ -89,6 +91,14 @@ impl Process {
     }
 }
 
+/// Where a program's code ends, and its stack and arguments begin: others are those of another program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ExecutedProgram {
+    pub(super) end_code: u64,
+    pub(super) start_stack: u64,
+    pub(super) arg_start: u64,
+}
+
 /// Finds unwind rules for the frames that the BPF programs ask about.
 pub(super) struct Processes {
     by_id: HashMap<u32, Arc<Process>>,
@@ -108,7 +118,15 @@ pub(super) struct Processes {
     /// Time at which rules for unreadable code are to be requested again, and when they last were.
     retry_at: Option<Instant>,
     retried: Option<Instant>,
+    /// CPU time of the thread that reads lists of mappings.
+    pub(super) reader_cpu: Duration,
+    /// Rules by file and offset, for CPU samples: a build has many processes of one file, and a rule takes tens of
+    /// microseconds.
+    by_offset: Option<HashMap<(u64, u64), Rule>>,
 }
+
+/// Maximum number of rules by file and offset.
+const MAX_BY_OFFSET: usize = 1 << 16;
 
 /// Maximum bytes kept of the mappings of all processes, and the bytes left after dropping some.
 const MAX_KEPT: usize = 8 << 20;
@@ -142,11 +160,31 @@ impl Processes {
             unresponsive_count: 0,
             retry_at: None,
             retried: None,
+            reader_cpu: Duration::ZERO,
+            by_offset: None,
         }
+    }
+
+    /// For CPU samples of one program.
+    pub(super) fn of_samples() -> Self {
+        let (code, budget) = (CodeFiles::of_samples(), Budget::of_samples());
+        Processes { code, budget, by_offset: Some(HashMap::new()), ..Processes::new(CallGraph::Rules, false) }
+    }
+
+    /// Returns whether files may soon be evicted, after which their symbols cannot be looked up.
+    pub(super) fn is_nearly_full(&self) -> bool {
+        self.code.is_nearly_full()
     }
 
     /// Begins a walk: mappings that lack an address may be read again.
     pub(super) fn begin_walk(&mut self) {
+        self.look_again();
+        self.budget.begin_walk(Instant::now());
+        self.code.drop_unused();
+    }
+
+    /// Lets mappings be read again, within the time that is left for this walk.
+    pub(super) fn look_again(&mut self) {
         let walk = self.walk;
         let new = self.with_compiled_code(|process| process.read_in == walk);
         if !new.is_empty() {
@@ -154,8 +192,6 @@ impl Processes {
             self.perf_maps.read(new);
         }
         self.walk += 1;
-        self.budget.begin_walk(Instant::now());
-        self.code.drop_unused();
     }
 
     /// Returns whether rules for code that could not be read are to be requested again now.
@@ -229,6 +265,44 @@ impl Processes {
         }
     }
 
+    /// Unwinds the user stack of a thread of which `word` has a copy. Returns the frames, innermost first, and whether the last
+    /// one is the outermost function. `known` keeps the rules that were found. The process may have executed another
+    /// program since.
+    pub(super) fn unwind(
+        &mut self,
+        of: &unknown_frame,
+        program: ExecutedProgram,
+        known: &mut HashMap<(u32, u64), Rule>,
+        word: impl Fn(u64) -> Option<u64>,
+    ) -> (Vec<u64>, bool) {
+        let (mut ip, mut sp, mut bp) = (of.ip, of.sp, of.bp);
+        let mut frames = Vec::new();
+        self.by_id.entry(of.process).or_insert_with(|| {
+            // All belong to one program: no user takes time from another.
+            let (tgid, program) = (of.tgid, Some(program));
+            Arc::new(Process { tgid, program, ..Process::default() })
+        });
+        for depth in 0..offcpu_limits::MAX_FRAMES.0 {
+            frames.push(ip);
+            let innermost = depth == 0;
+            let key = (of.process, if innermost { ip | INNERMOST } else { ip });
+            let rule = known.get(&key).copied().unwrap_or_else(|| {
+                let rule = self.rule_for(of, ip, innermost);
+                // Code that cannot be read now may be read later.
+                if rule.base != rule_base::RULE_FAILED {
+                    known.insert(key, rule);
+                }
+                rule
+            });
+            let Some(caller) = caller_of(rule, sp, bp, &word) else {
+                let is_outermost = rule.base == rule_base::RULE_ROOT || rule.base == rule_base::RULE_CHAIN && bp == 0;
+                return (frames, is_outermost);
+            };
+            (ip, sp, bp) = caller;
+        }
+        (frames, false)
+    }
+
     /// Reads memory of a process; `None` if it was unresponsive recently, or is now.
     fn read_memory<T>(&mut self, id: u32, read: impl FnOnce(&mut Reader) -> Result<T, Unresponsive>) -> Option<T> {
         let before = self.unresponsive.get(&id).copied();
@@ -256,7 +330,15 @@ impl Processes {
             AtAddress::Code(file, offset) => {
                 self.code.touch(&file);
                 let Some(elf) = file.elf() else { return Rule::plain(rule_base::RULE_FAILED) };
-                let rule = elf.rule_at(offset);
+                let rule = match &mut self.by_offset {
+                    Some(known) => {
+                        if known.len() >= MAX_BY_OFFSET {
+                            known.clear();
+                        }
+                        *known.entry((file.id, offset)).or_insert_with(|| elf.rule_at(offset))
+                    }
+                    None => elf.rule_at(offset),
+                };
                 // The outermost function of a thread has no caller, even if callers are found by frame pointers.
                 let is_by_unwinding = !by_frame_pointer || rule.base == rule_base::RULE_ROOT;
                 if is_by_unwinding { rule } else { Rule::plain(rule_base::RULE_CHAIN) }
@@ -317,9 +399,15 @@ impl Processes {
     fn open(&mut self, id: u32, tgid: u32, mapping: &Mapping, before: Option<Retry>) -> Code {
         let began_cpu_ns = clock::thread_cpu_ns();
         self.code.files.take_waited();
-        let opened = self.code.open(first_thread::shown_as(tgid), mapping);
+        let shown_as = first_thread::shown_as(tgid);
+        let mut opened = self.code.open(shown_as, mapping);
+        let known = self.by_id.get(&id);
+        if known.and_then(|known| known.program).is_some_and(|program| program_of(shown_as) != Some(program)) {
+            // It may have a file of another program at the same addresses.
+            opened = Err(io::ErrorKind::NotFound.into());
+        }
         let cpu = Duration::from_nanos(clock::thread_cpu_ns() - began_cpu_ns);
-        let user = self.by_id.get(&id).map_or(0, |known| known.user);
+        let user = known.map_or(0, |known| known.user);
         self.budget.charge(user, cpu + self.code.files.take_waited());
         let mut is_stale = false;
         let code = match opened {
@@ -371,11 +459,14 @@ impl Processes {
         let Some(known) = self.by_id.get(&id) else { return Ok(()) };
         let mut wanted: Vec<u64> = known.code.keys().copied().chain([at]).collect();
         wanted.sort_unstable();
-        let user = known.user;
+        let (user, program) = (known.user, known.program);
         let read = move || {
             let began_cpu_ns = clock::thread_cpu_ns();
-            let maps = File::open(format!("/proc/{}/maps", first_thread::shown_as(tgid)));
+            let shown_as = first_thread::shown_as(tgid);
+            let maps = File::open(format!("/proc/{shown_as}/maps"));
             let mappings = maps.and_then(|maps| Mappings::read(BufReader::new(maps), &wanted));
+            let is_it = program.is_none_or(|program| program_of(shown_as) == Some(program));
+            let mappings = if is_it { mappings } else { Ok(Mappings::default()) };
             (mappings, Duration::from_nanos(clock::thread_cpu_ns() - began_cpu_ns))
         };
         let began = Instant::now();
@@ -385,8 +476,9 @@ impl Processes {
             return Err(self.unresponsive.get(&id).map(|retry| retry.due));
         };
         self.budget.charge(user, cpu);
+        self.reader_cpu += cpu;
         let mappings = match find_rules {
-            // Without the privilege, and after the process exited, there is nothing to read.
+            // Without the privilege, and after the process exited or executed another program, there is nothing to read.
             Err(error) if error.kind() != io::ErrorKind::PermissionDenied && is_alive(tgid) => {
                 let retry = Retry::after(self.unresponsive.get(&id).copied(), Instant::now());
                 self.unresponsive.insert(id, retry);
@@ -412,7 +504,7 @@ impl Processes {
         (known.read_in, known.is_stale) = (self.walk, false);
         known.next_reading = Some(Budget::next_reading(Instant::now(), took));
         let mut replaced = Vec::new();
-        // After the process exited, its earlier mappings are kept.
+        // After the process exited or executed another program, its earlier mappings are kept.
         if !mappings.list.is_empty() {
             let before = std::mem::replace(&mut known.mappings, Arc::new(mappings));
             self.kept = (self.kept + known.mappings.bytes).saturating_sub(before.bytes);
@@ -453,6 +545,15 @@ impl Processes {
 
 fn is_alive(tgid: u32) -> bool {
     Path::new(&format!("/proc/{tgid}")).exists()
+}
+
+/// Returns the program that a thread executes (proc_pid_stat(5), fields 27, 28 and 48); `None` if it cannot be read.
+fn program_of(tid: u32) -> Option<ExecutedProgram> {
+    let stat = proc::text(format!("/proc/{tid}/task/{tid}/stat")).ok()?;
+    // The name may contain anything. The state behind it is field 3.
+    let mut fields = stat.rsplit_once(") ")?.1.split(' ').skip(27 - 3);
+    let (end_code, start_stack) = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
+    Some(ExecutedProgram { end_code, start_stack, arg_start: fields.nth(48 - 29)?.parse().ok()? })
 }
 
 /// UID of a process that cannot be read. No user has it, so the process takes no room from another user's processes.

@@ -55,6 +55,11 @@ impl PathNames {
         (self.earlier, self.objects) = (earlier, objects);
     }
 
+    /// Returns the kernel's symbols.
+    pub fn symbols(&mut self) -> &mut KernelSymbols {
+        &mut self.symbols
+    }
+
     /// Returns the current name of the thread.
     pub(crate) fn present_thread(&mut self, tid: u32) -> Option<Name> {
         if tid & OUTSIDE != 0 || !*self.has_proc.get_or_insert_with(pid_namespace::has_proc) {

@@ -208,6 +208,16 @@ impl Waits {
         Ok(())
     }
 
+    /// Explains the blocked waits that a drain has left for later, within the budget of causes.
+    pub(crate) fn explain_pending(&mut self, each: &mut dyn FnMut(LateEvent)) {
+        self.explained.drain(..).for_each(&mut *each);
+        self.locks.iter_mut().for_each(LiveLocks::take_in);
+        if let Some(sleeps) = &mut self.sleeps {
+            let _spending = self.budget.spend();
+            sleeps.explain(&self.account, each);
+        }
+    }
+
     /// Adds what programs did since the last call; `stacks` were sampled at the same time.
     pub(crate) fn report_programs(&mut self, snapshot: &mut Snapshot) {
         if let Some(programs) = &mut self.programs {

@@ -30,7 +30,7 @@ const MAX_STACKS: usize = 1_024;
 /// Maximum number of waits to be explained at a time; more are dropped and counted.
 const MAX_PENDING: usize = 1_000;
 /// Maximum number of waits that one walk explains: each has a path of up to 150 KB until the walk ends.
-const MAX_WALKED: usize = 128;
+const MAX_WALKED: usize = 64;
 /// Slack of a wait's bound: the scheduler's clock, which bounds it, stands still in interrupts.
 const CLOCK_SLACK_NS: u64 = 10_000_000;
 /// Explaining waits that are mostly innocent may take at most 1/50 of wall time.
@@ -302,8 +302,8 @@ impl BlockedWaits {
             return;
         }
         event.kind = LateKind::BlockedWait;
-        event.path.clone_from(&path.segments);
         event.causes = path.causes();
+        event.path = path.segments;
         each(event);
     }
 

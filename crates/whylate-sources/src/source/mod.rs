@@ -168,6 +168,15 @@ pub trait Attached {
     /// Fails if the kernel refuses to return the data.
     fn drain_late(&mut self, wait: std::time::Duration, each: &mut dyn FnMut(LateEvent)) -> anyhow::Result<()>;
 
+    /// Passes to `each` the late events that a snapshot would explain and keep until the next [`Attached::drain_late`]: their
+    /// paths take up to 150 KB each.
+    ///
+    /// # Errors
+    /// Fails if the kernel refuses to return the data.
+    fn explain_pending(&mut self, _each: &mut dyn FnMut(LateEvent)) -> anyhow::Result<()> {
+        Ok(())
+    }
+
     /// Whether tables of the programs may fill between two snapshots: `drain_late` is called several times a second
     /// then.
     fn fills_between_snapshots(&self) -> bool {

@@ -27,6 +27,7 @@ use crate::engine::watch::Watch;
 use crate::json::write_line;
 use crate::render::text::fit::terminal_columns;
 use crate::render::text::overview::{self, Screen};
+use crate::render::text::program::form_of;
 use crate::store::Recorder;
 use crate::store::play::Recording;
 
@@ -40,6 +41,7 @@ pub const LENGTH: &str = "[DURATION]";
 #[derive(Debug, Args)]
 #[command(
     mut_arg("rank_by", |by| by.alias("by")),
+    mut_arg("output", |output| output.help("Also record to this file (.whylate), for `whylate replay`; of one program: draw a flame graph (.svg, .folded)")),
     mut_arg("verbose", |verbose| verbose.help("Also print the other worst events or waits, lost events by reason, and what was not measured")),
     mut_arg("cpus", |cpus| cpus.conflicts_with_all(["pid", "comm", "cgroup"]))
 )]
@@ -77,7 +79,6 @@ impl Arguments {
     /// Refuses options that one program does not have.
     fn are_of_one_program(&self) -> anyhow::Result<()> {
         let what = match self {
-            _ if self.record.output.is_some() => "the overview of one program cannot be recorded: omit -o",
             _ if self.json && self.rank.rank_by.is_some() => {
                 "--json has the causes of each wait, unranked: omit --rank-by, or --json"
             }
@@ -97,8 +98,9 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<u8> {
     if let Some(program) = arguments.of.program(origin)? {
         arguments.are_of_one_program()?;
         let Arguments { json, verbosity, rank, .. } = *arguments;
-        let shown =
-            program::Shown { is_json: json, is_verbose: verbosity.verbose, rank_by: rank.rank_by.map(By::from) };
+        let output = record_to.map(|path| Ok::<_, anyhow::Error>((path, form_of(path)?))).transpose()?;
+        let (is_verbose, rank_by) = (verbosity.verbose, rank.rank_by.map(By::from));
+        let shown = program::Shown { is_json: json, is_verbose, rank_by, output };
         return program::run(&program, arguments.duration_ns().unwrap_or(DURATION_NS), &shown).map(|()| SUCCESS);
     }
     let look = match origin {

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write as _};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow};
@@ -16,19 +17,23 @@ use whylate_model::path::watched::Watched;
 use whylate_model::path::{Query, ThreadRecords};
 use whylate_model::reclaim::ReclaimRecords;
 use whylate_model::units::format_ns;
-use whylate_sources::AttachError;
 use whylate_sources::kernel::{cgroups, clock};
+use whylate_sources::offcpu::cpu_samples::{CpuSampler, Sampled, SampledThreads};
 use whylate_sources::paths::{Member, Program, Recorded, Recorder, Stopped, StoppedThreads, SwitchCounts, priority};
+use whylate_sources::{AttachError, Threads};
 
 use crate::cli::values::pid;
 use crate::cli::{Origin, UsageError};
 use crate::engine::live::wait;
 use crate::engine::progress::Progress;
 use crate::engine::watch::{Ended, Watch};
+use crate::files;
 use crate::json::write_line;
+use crate::render::extension::report_written;
 use crate::render::text::fit::terminal_columns;
 use crate::render::text::overview::Screen;
 use crate::render::text::program as text;
+use crate::render::text::run::Form;
 
 /// Poll interval of the recorder.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
@@ -83,23 +88,32 @@ impl Of {
 
 /// How the result is printed.
 #[derive(Clone, Copy, Debug)]
-pub struct Shown {
+pub struct Shown<'a> {
     pub is_json: bool,
     pub is_verbose: bool,
     /// How culprits are ranked; `None` to omit the ranking.
     pub rank_by: Option<By>,
+    /// File for a flame graph, and its format.
+    pub output: Option<(&'a Path, Form)>,
 }
 
 /// Measures for `duration_ns`, and prints one screen, or everything.
 ///
 /// # Errors
 /// Fails if nothing can be recorded, there is no such program, or the output cannot be written.
-pub fn run(program: &Program, duration_ns: u64, shown: &Shown) -> anyhow::Result<()> {
+pub fn run(program: &Program, duration_ns: u64, shown: &Shown<'_>) -> anyhow::Result<()> {
+    if let Some((path, _)) = shown.output {
+        // Fails before anything is measured if the file cannot be created.
+        files::try_to_create(path).with_context(|| format!("cannot write {}", path.display()))?;
+    }
     ensure_there(program, program.is_running().context("cannot read /proc")?).map_err(UsageError)?;
     let watch = Watch::new().context("cannot watch for Ctrl-C")?;
     let progress = Progress::new(format!("Looking at {}", name(program)));
     progress.show("attaching");
+    // Loads its programs while the recorder does.
+    let sampler = sampled(program).and_then(|threads| Ok(CpuSampler::begin(threads)?));
     let mut recorder = Recorder::start().context("cannot record what the CPUs do")?;
+    let sampler = sampler.and_then(|sampler| Ok(sampler.wait()?));
     if let Some(limitation) = recorder.limitation().filter(|_| shown.is_verbose) {
         say!("whylate: {limitation}");
     }
@@ -143,7 +157,9 @@ pub fn run(program: &Program, duration_ns: u64, shown: &Shown) -> anyhow::Result
     ensure_there(program, !threads.is_empty())?;
     let unfinished = switches.unfinished_waits();
     let Recorded { past, births, deaths, mut lost, mut names, reclaim } = recorder.finish(to_ns);
-    let (records, limitation) = thread_records(reclaim);
+    let samples = sampler.and_then(|sampler| sampler.finish(names.symbols(), &mut lost));
+    let (records, limitations) = thread_records(reclaim, samples);
+    let limitation = (!limitations.is_empty()).then(|| limitations.join("; "));
     let deaths: BTreeMap<u32, u64> = deaths.into_iter().collect();
     let asked: Vec<Query> = threads
         .iter()
@@ -208,14 +224,38 @@ pub fn run(program: &Program, duration_ns: u64, shown: &Shown) -> anyhow::Result
         let screen = Screen { columns: terminal_columns(), is_verbose, zone: TimeZone::system(), replay: None };
         text::write(&mut out, &seen, ranking.as_ref(), &screen, &mut priority)?;
     }
-    Ok(out.flush()?)
+    out.flush()?;
+    if let Some((path, form)) = shown.output {
+        let cannot = || format!("cannot write {}", path.display());
+        files::write(path, |out| text::write_file(out, form, &seen)).with_context(cannot)?;
+        if !shown.is_json {
+            report_written(path);
+        }
+    }
+    Ok(())
+}
+
+/// Selects the program's threads for sampling.
+fn sampled(program: &Program) -> anyhow::Result<SampledThreads> {
+    Ok(SampledThreads::Of(match program {
+        Program::Process(process) => Threads::of_process(*process),
+        Program::Name(name) => Threads { process_name: Some(name.clone()), ..Threads::default() },
+        Program::Cgroup(path) => Threads { cgroup: Some(cgroups::id_of(path)?), ..Threads::default() },
+    }))
 }
 
 /// Returns what is known of the threads beside the timeline, or what is not known, and why.
-pub fn thread_records(reclaim: Result<ReclaimRecords, AttachError>) -> (ThreadRecords, Option<String>) {
+pub fn thread_records(
+    reclaim: Result<ReclaimRecords, AttachError>,
+    sampled: anyhow::Result<Sampled>,
+) -> (ThreadRecords, Vec<String>) {
     let reclaim = reclaim.map_err(|error| format!("memory stalls are not known: {:#}", anyhow::Error::from(error)));
-    let limitation = reclaim.as_ref().err().cloned();
-    (ThreadRecords { reclaim: reclaim.unwrap_or_default() }, limitation)
+    let sampled = sampled.map_err(|error| format!("functions are not known: {error:#}"));
+    let left_out = sampled.as_ref().ok().and_then(|sampled| sampled.left_out.as_ref());
+    let left_out = left_out.map(|left_out| format!("functions are not known where no samples were taken ({left_out})"));
+    let limitations = [reclaim.as_ref().err().cloned(), sampled.as_ref().err().cloned(), left_out];
+    let records = ThreadRecords { reclaim: reclaim.unwrap_or_default(), samples: sampled.unwrap_or_default().samples };
+    (records, limitations.into_iter().flatten().collect())
 }
 
 /// Returns an error if the program has no thread.

@@ -25,8 +25,10 @@ use whylate_model::path::Query;
 use whylate_model::path::command::{CommandReport, Explained, explain};
 use whylate_model::path::members::{Marked, Members};
 use whylate_model::path::watched::Watched;
+use whylate_sources::AttachError;
 use whylate_sources::kernel::clock;
 use whylate_sources::kernel::credentials::run_as_real_user;
+use whylate_sources::offcpu::cpu_samples::{CpuSampler, SampledThreads};
 use whylate_sources::paths::{Recorded, Recorder};
 
 use crate::cli::SUCCESS;
@@ -138,7 +140,10 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
     }
     let user = arguments.user.as_deref().map(User::find).transpose()?;
     let signals = Signals::take()?;
+    // Loads its programs while the recorder does.
+    let sampler = CpuSampler::begin(SampledThreads::OfOwnChildren);
     let mut recorder = Recorder::start().context("cannot record what the CPUs do")?;
+    let sampler = sampler.and_then(|sampler| sampler.wait());
     // JSON is alone on standard error.
     if let Some(limitation) = recorder.limitation().filter(|_| arguments.verbosity.verbose && !arguments.json) {
         say!("whylate: {limitation}");
@@ -161,7 +166,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
         }
     };
     let status = ended.status.code().or_else(|| ended.status.signal().map(|signal| 128 + signal));
-    let ExplainedCommand { explained, lost, members, limitations } = explained(recorder.finish(ended.to_ns), &ended)?;
+    let ExplainedCommand { explained, lost, members, limitations } =
+        explained(recorder.finish(ended.to_ns), sampler, &ended)?;
     let mut out = Fit::stderr(!arguments.json);
     if arguments.json {
         let (command, explained) = (name.to_string_lossy().into_owned(), explained.clone());
@@ -278,9 +284,14 @@ struct ExplainedCommand {
     limitations: Option<Vec<String>>,
 }
 
-fn explained(recorded: Recorded, ended: &Ended) -> anyhow::Result<ExplainedCommand> {
+fn explained(
+    recorded: Recorded,
+    sampler: Result<CpuSampler, AttachError>,
+    ended: &Ended,
+) -> anyhow::Result<ExplainedCommand> {
     let Recorded { past, births, mut lost, mut names, reclaim, .. } = recorded;
-    let (records, limitation) = thread_records(reclaim);
+    let samples = sampler.map_err(anyhow::Error::from).and_then(|sampler| sampler.finish(names.symbols(), &mut lost));
+    let (records, limitations) = thread_records(reclaim, samples);
     let members = births.descendants_of(ended.tid);
     let Ended { tid, from_ns, to_ns, .. } = *ended;
     let asked = Query { tid, from_ns, to_ns, is_wait: false, is_command: true };
@@ -294,5 +305,5 @@ fn explained(recorded: Recorded, ended: &Ended) -> anyhow::Result<ExplainedComma
         return Err(error).context("cannot read what was kept in a temporary file");
     }
     lost.retain(|_, count| *count > 0);
-    Ok(ExplainedCommand { explained, lost, members, limitations: limitation.map(|limitation| vec![limitation]) })
+    Ok(ExplainedCommand { explained, lost, members, limitations: (!limitations.is_empty()).then_some(limitations) })
 }

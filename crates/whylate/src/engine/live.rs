@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use whylate_model::recording::{Account, Header, Line};
 use whylate_model::{LateEvent, Snapshot};
-use whylate_sources::Session;
 use whylate_sources::kernel::clock;
+use whylate_sources::{Attached, Session};
 
 use crate::engine::feed::Feed;
 use crate::engine::sources::{Sources, Wish, measured};
@@ -55,6 +55,9 @@ pub struct Pace {
     /// Whether a closed standard output ends the run as a signal does, with a last tick: it goes to a file.
     pub outlives_output: bool,
 }
+
+/// Takes late events of a source.
+type TakeLate = fn(&mut dyn Attached, &mut dyn FnMut(LateEvent)) -> anyhow::Result<()>;
 
 /// Attached sources, measured tick by tick.
 pub struct Live {
@@ -192,6 +195,9 @@ impl Ticks for Live {
         if self.is_output_closed {
             return Ok(None);
         }
+        if self.pace.poll.is_some() {
+            self.attached.explain_pending(sink)?;
+        }
         let tick = self.attached.tick(sink, self.is_over)?;
         // On a busy machine a tick may take until after the end. A replay does not go on after it either.
         self.is_over |= self.end.is_some_and(|end| Instant::now() >= end);
@@ -213,15 +219,22 @@ impl AttachedSources {
 
     /// Passes the late events that have arrived to the sink.
     fn take_late(&mut self, sink: &mut dyn Sink) -> anyhow::Result<()> {
-        self.drain(sink)?;
+        self.drain(sink, |source, each| source.drain_late(Duration::ZERO, each))?;
         self.drop_failed()
     }
 
-    fn drain(&mut self, sink: &mut dyn Sink) -> anyhow::Result<()> {
+    /// Passes to the sink the late events that snapshots would explain and keep.
+    fn explain_pending(&mut self, sink: &mut dyn Sink) -> anyhow::Result<()> {
+        self.drain(sink, |source, each| source.explain_pending(each))?;
+        self.drop_failed()
+    }
+
+    /// Passes the late events of each source that `take` takes to the sink.
+    fn drain(&mut self, sink: &mut dyn Sink, take: TakeLate) -> anyhow::Result<()> {
         let recorder = &mut self.recorder;
         for LiveSource { feed, began_ns, ended_ns, late, failed, .. } in &mut self.sources {
             let mut outcome = Ok(());
-            let drained = feed.source.drain_late(Duration::ZERO, &mut |event| {
+            let drained = take(&mut *feed.source.attached, &mut |event| {
                 if outcome.is_err() || !(*began_ns..=*ended_ns).contains(&event.at_ns) {
                     return;
                 }
@@ -269,7 +282,7 @@ impl AttachedSources {
             for LiveSource { ended_ns, snapshot, .. } in &mut self.sources {
                 *ended_ns = snapshot.as_ref().map_or(u64::MAX, |snapshot| snapshot.ended_ns);
             }
-            self.drain(sink)?;
+            self.drain(sink, |source, each| source.drain_late(Duration::ZERO, each))?;
         }
         // The recorder has the late events already.
         let (mut lines, mut recorded) = (Vec::new(), Vec::new());
@@ -310,16 +323,17 @@ mod tests {
     use anyhow::bail;
     use whylate_model::Card;
     use whylate_model::sources::{TIMERLAT, WQ};
-    use whylate_sources::{Attached, Measuring};
+    use whylate_sources::Measuring;
 
     use super::*;
 
     /// A source that fails after `left` snapshots, which end at 200. Each drain has the late events of one entry, by
-    /// their times on CLOCK_MONOTONIC, while the wall clock is set back all the time.
+    /// their times on CLOCK_MONOTONIC, while the wall clock is set back all the time. It leaves one event, at 170, for later.
     struct Measures {
         card: &'static Card,
         left: u32,
         late: VecDeque<Vec<u64>>,
+        has_pending: bool,
     }
 
     impl Attached for Measures {
@@ -335,11 +349,18 @@ mod tests {
             }
             Ok(())
         }
+
+        fn explain_pending(&mut self, each: &mut dyn FnMut(LateEvent)) -> anyhow::Result<()> {
+            if std::mem::take(&mut self.has_pending) {
+                each(LateEvent { at_ns: 170, ..LateEvent::default() });
+            }
+            Ok(())
+        }
     }
 
     fn source(card: &'static Card, left: u32, late: &[&[u64]]) -> LiveSource {
         let late = late.iter().map(|of| of.to_vec()).collect();
-        let attached: Box<dyn Attached> = Box::new(Measures { card, left, late });
+        let attached: Box<dyn Attached> = Box::new(Measures { card, left, late, has_pending: true });
         LiveSource::new(Feed { card, source: Measuring { backend: "made", fallback_reason: None, attached } }, 100)
     }
 
@@ -373,7 +394,8 @@ mod tests {
         let attached = AttachedSources::new(sources, Some(Session::of_several()));
         let mut live = Live::start(attached, Watch::of_socket(stop), pace);
         let tick = live.next(&mut Ignores).expect("it measures").expect("a tick");
-        assert_eq!(tick.late(), 3);
+        // Those of the drain, of the end, and the one that was left for later.
+        assert_eq!(tick.late(), 4);
         assert!(live.next(&mut Ignores).expect("it has ended").is_none());
     }
 

@@ -57,6 +57,11 @@ impl Connection {
         matches!(self.stream, Stream::Unix(_))
     }
 
+    /// Returns whether the client has connected to a loopback address.
+    pub fn is_loopback(&self) -> bool {
+        matches!(&self.stream, Stream::Tcp(stream) if stream.local_addr().is_ok_and(|at| at.ip().to_canonical().is_loopback()))
+    }
+
     /// Returns whether the reply is being made.
     pub fn is_waiting(&self) -> bool {
         matches!(self.phase, Phase::Waits)

@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use whylate_sources::kernel::least_privilege::{drop_capabilities, drop_effective_capabilities};
 
 use self::child::Child;
 use self::connection::{Connection, Progress};
@@ -103,7 +104,8 @@ pub struct Offers {
 #[derive(Debug)]
 pub struct Server {
     stop: UnixStream,
-    thread: Option<JoinHandle<()>>,
+    /// Returns the listeners: the thread lacks the capability to remove a socket from another user's directory.
+    thread: Option<JoinHandle<Vec<Listener>>>,
 }
 
 impl Server {
@@ -130,7 +132,10 @@ impl Server {
             accepts_at: None,
         };
         child::remove_left_behind();
-        let thread = thread::Builder::new().name("whylate-serve".to_owned()).spawn(move || state.run())?;
+        let thread = thread::Builder::new().name("whylate-serve".to_owned()).spawn(move || {
+            state.run();
+            state.listeners
+        })?;
         Ok(Server { stop, thread: Some(thread) })
     }
 }
@@ -170,6 +175,12 @@ impl State {
             }
         }
         let _ends = Ends(Arc::clone(&self.published));
+        // Parsing needs no capability. A profile's process gets those that are still permitted.
+        if self.offers.has_debug {
+            let _ = drop_effective_capabilities();
+        } else {
+            drop_capabilities();
+        }
         while let Ok(true) = self.turn() {}
     }
 
@@ -275,6 +286,9 @@ impl State {
 
     fn reply(&mut self, connection: &mut Connection, request: &Request) {
         let reply = match (request.method, request.path.as_str()) {
+            _ if connection.is_loopback() && !request.names_this_machine() => {
+                Reply::text(Status::Forbidden, OTHER_HOST)
+            }
             (Method::Get | Method::Head, "/metrics") => {
                 let form = Form::preferred(&request.accept);
                 let pages = Arc::clone(&locked(&self.published.pages));
@@ -348,6 +362,10 @@ impl State {
         }
     }
 }
+
+/// Reply to a browser whose page has a name that now resolves to this machine (DNS rebinding).
+const OTHER_HOST: &str =
+    "on a loopback address, the host in the URL must be an address, localhost or this machine's name\n";
 
 const INDEX: &str = "\
 whylate serve

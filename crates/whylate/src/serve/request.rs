@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Requests and replies of HTTP/1.1.
 
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use crate::render::metrics::{Form, Pages};
@@ -27,6 +28,8 @@ pub struct Request {
     pub path: String,
     query: String,
     pub accept: String,
+    /// Each `Host` field, and the host of the target's address.
+    hosts: Vec<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,16 +80,30 @@ impl Request {
             _ => Method::Other,
         };
         let target = parsed.path.unwrap_or_default();
+        let hosts = parsed.headers.iter().filter(|field| field.name.eq_ignore_ascii_case("host"));
+        let mut hosts: Vec<String> = hosts.map(|field| String::from_utf8_lossy(field.value).into_owned()).collect();
         // A request to a proxy has the whole address (RFC 9112, 3.2.2).
         let target = match target.strip_prefix("http://") {
-            Some(address) => address.find('/').map_or("/", |at| &address[at..]),
+            Some(address) => {
+                let (host, target) = address.split_at(address.find('/').unwrap_or(address.len()));
+                hosts.push(host.to_owned());
+                if target.is_empty() { "/" } else { target }
+            }
             None => target,
         };
         let (path, query) = target.split_once('?').unwrap_or((target, ""));
         // A list of several fields is one list (RFC 9110, 5.3).
         let accept = parsed.headers.iter().filter(|field| field.name.eq_ignore_ascii_case("accept"));
         let accept: Vec<&str> = accept.filter_map(|field| std::str::from_utf8(field.value).ok()).collect();
-        Ok(Some(Request { method, path: path.to_owned(), query: query.to_owned(), accept: accept.join(",") }))
+        let (path, query) = (path.to_owned(), query.to_owned());
+        Ok(Some(Request { method, path, query, accept: accept.join(","), hosts }))
+    }
+
+    /// Returns whether each host that the request names is an address, `localhost` or the name of this machine.
+    pub fn names_this_machine(&self) -> bool {
+        let own = rustix::system::uname();
+        let own = own.nodename().to_str().unwrap_or_default();
+        self.hosts.iter().all(|host| is_address_or_own_name(host.trim(), own))
     }
 
     /// Returns the requested length of a profile or a report.
@@ -99,6 +116,22 @@ impl Request {
         let seconds = seconds.parse::<u32>().ok().filter(|seconds| (1..=MAX_SECONDS).contains(seconds));
         seconds.ok_or_else(|| format!("seconds: give a number from 1 to {MAX_SECONDS}\n"))
     }
+}
+
+/// Returns whether a host, with or without a port, is an address, `localhost` or `own`. A page of another site cannot have such
+/// a name.
+fn is_address_or_own_name(host: &str, own: &str) -> bool {
+    if host.is_empty() || host.parse::<SocketAddr>().is_ok() || host.parse::<IpAddr>().is_ok() {
+        return true;
+    }
+    let is_port = |port: &str| port.bytes().all(|byte| byte.is_ascii_digit());
+    let host = host.rsplit_once(':').filter(|(_, port)| is_port(port)).map_or(host, |(host, _)| host);
+    let address = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+    if address.is_some_and(|address| address.parse::<IpAddr>().is_ok()) {
+        return true;
+    }
+    let name = host.strip_suffix('.').unwrap_or(host).to_ascii_lowercase();
+    name == "localhost" || name.ends_with(".localhost") || (!own.is_empty() && name == own.to_ascii_lowercase())
 }
 
 /// What a connection writes.
@@ -199,6 +232,30 @@ mod tests {
         assert_eq!(Request::parse(b"\x16\x03\x01\x02\x00\x01"), Err(Status::BadRequest));
         let many = "A: b\r\n".repeat(MAX_FIELDS + 1);
         assert_eq!(Request::parse(format!("GET / HTTP/1.1\r\n{many}\r\n").as_bytes()), Err(Status::TooLarge));
+    }
+
+    #[test]
+    fn names_of_other_sites_are_not_this_machine() {
+        let names = |head: &str| {
+            let request =
+                Request::parse(format!("GET {head}\r\n\r\n").as_bytes()).expect("a request").expect("it is whole");
+            request.names_this_machine()
+        };
+        for host in
+            ["127.0.0.1:9797", "127.0.0.1", "[::1]:9797", "[::1]", "localhost:9797", "LOCALHOST", "a.localhost", ""]
+        {
+            assert!(names(&format!("/ HTTP/1.1\r\nHost: {host}")), "{host}");
+        }
+        for host in
+            ["a.example:9797", "127.0.0.1.example", "localhost.example", "a.example, localhost", "[::1].example"]
+        {
+            assert!(!names(&format!("/ HTTP/1.1\r\nHost: {host}")), "{host}");
+            assert!(!names(&format!("/ HTTP/1.1\r\nHost: localhost\r\nhost: {host}")), "{host}");
+        }
+        assert!(names("/ HTTP/1.0"));
+        assert!(!names("http://a.example/metrics HTTP/1.1\r\nHost: localhost"));
+        assert!(names("http://localhost:9797/metrics HTTP/1.1\r\nHost: localhost"));
+        assert!(is_address_or_own_name("web1:9797", "Web1") && !is_address_or_own_name("web2:9797", "web1"));
     }
 
     #[test]

@@ -130,16 +130,17 @@ fn profile_and_report_are_made_one_at_a_time() -> Result<()> {
     Ok(())
 }
 
-/// Returns a set of capabilities of each thread of the exporter.
-fn capabilities(served: &Served, set: &str) -> Result<Vec<u64>> {
-    let mut all = Vec::new();
+/// Returns a set of capabilities of each thread of the exporter that measures, and of the one that serves.
+fn capabilities(served: &Served, set: &str) -> Result<(Vec<u64>, u64)> {
+    let (mut all, mut server) = (Vec::new(), None);
     for entry in fs::read_dir(format!("/proc/{}/task", served.running.pid()))? {
         let status = fs::read_to_string(entry?.path().join("status"))?;
         let mask = status.lines().find_map(|line| line.strip_prefix(set)?.strip_prefix(':')).context(set.to_owned())?;
-        all.push(u64::from_str_radix(mask.trim(), 16)?);
+        let mask = u64::from_str_radix(mask.trim(), 16)?;
+        if status.starts_with("Name:\twhylate-serve\n") { server = Some(mask) } else { all.push(mask) }
     }
-    ensure!(all.len() > 4, "it has more threads");
-    Ok(all)
+    ensure!(all.len() > 3, "it has more threads");
+    Ok((all, server.context("a thread serves")?))
 }
 
 /// Bits of capabilities(7).
@@ -157,11 +158,14 @@ fn capabilities_that_are_not_needed_are_given_up() -> Result<()> {
     command.args(["--no-new-privs", env!("CARGO_BIN_EXE_whylate"), "serve", "--every", "500ms"]);
     let served = Served::of(&mut command)?;
     wait_for("it is ready", || Ok(get(&served, "/-/ready", "")?.status == 200))?;
-    for effective in capabilities(&served, "CapEff")? {
+    let (measuring, serving) = capabilities(&served, "CapEff")?;
+    ensure!(serving == 0, "{serving:#x}");
+    for effective in measuring {
         ensure!(effective & (SYS_ADMIN | SYS_NICE | SYS_MODULE | DAC_OVERRIDE) == 0, "{effective:#x}");
         ensure!(effective & BPF != 0, "{effective:#x}");
     }
-    for permitted in capabilities(&served, "CapPrm")? {
+    let (measuring, serving) = capabilities(&served, "CapPrm")?;
+    for permitted in measuring.into_iter().chain([serving]) {
         ensure!(permitted & (SYS_MODULE | DAC_OVERRIDE) == 0 && permitted & SYS_ADMIN != 0, "{permitted:#x}");
     }
     let before = sum(&served, "whylate_wait_seconds_count", "timerlat")?;
@@ -170,5 +174,11 @@ fn capabilities_that_are_not_needed_are_given_up() -> Result<()> {
     // It has what it needs, all the same.
     let report = get(&served, "/debug/report?seconds=1", "")?;
     ensure!(report.status == 200 && report.text().contains("timerlat"), "{:.200}", report.text());
+    drop(served);
+    // Without profiles, the thread that serves needs none, ever.
+    let served =
+        Served::of(Command::new(env!("CARGO_BIN_EXE_whylate")).args(["serve", "--every", "500ms", "--no-debug"]))?;
+    wait_for("it is ready", || Ok(get(&served, "/-/ready", "")?.status == 200))?;
+    ensure!(capabilities(&served, "CapPrm")?.1 == 0, "it keeps capabilities");
     Ok(())
 }

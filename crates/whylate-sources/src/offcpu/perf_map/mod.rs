@@ -16,6 +16,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use crate::kernel::priority;
+
 pub(super) use code::CompiledCode;
 #[cfg(feature = "fuzzing")]
 pub(super) use code::check;
@@ -109,7 +111,11 @@ impl PerfMaps {
 
 fn start(shared: Arc<Shared>) -> Option<Sender<Request>> {
     let (requests, asked) = mpsc::channel();
-    let run = move || turns::Turns::new(shared).run(&asked);
+    let run = move || {
+        // The thread that starts it may have a higher weight.
+        priority::favour_no_more();
+        turns::Turns::new(shared).run(&asked);
+    };
     thread::Builder::new().name("whylate-perfmap".to_owned()).spawn(run).ok()?;
     Some(requests)
 }

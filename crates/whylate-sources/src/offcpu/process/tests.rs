@@ -91,6 +91,8 @@ fn reads_code_of_replaced_mapping() {
     let mapped = mapped.replace(&paths[1]);
     assert_eq!(mapped.mapping.start, start);
     processes.begin_walk();
+    let later = Instant::now().checked_add(Duration::from_secs(600));
+    Arc::make_mut(processes.by_id.get_mut(&1).expect("it is known")).next_reading = later;
     assert_eq!(kind(&processes.find(1, own, 8)), "later", "maps was read recently");
     Arc::make_mut(processes.by_id.get_mut(&1).expect("it is known")).next_reading = None;
     assert_eq!(kind(&processes.find(1, own, 8)), "nothing");

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 use whylate_model::Snapshot;
-use whylate_model::sources::{self, SHARED, count_lost, lost_events};
+use whylate_model::sources::{self, OFFCPU, SHARED, count_lost, lost_events};
 use whylate_model::units::{counted, format_ns, printable};
 
 /// Minimum age, in nanoseconds, of an item that still waits or runs to be mentioned.
@@ -71,6 +71,10 @@ fn listed(lost: &[String]) -> String {
 /// Renders everything about the measurement itself in one line: what the CPU account has lost, by reason with
 /// `is_verbose`, and the options that show more.
 pub fn about(lost: &BTreeMap<String, u64>, duration_ns: u64, is_verbose: bool, more: &[&str]) -> String {
+    // The samples of `run` and of one program are those of offcpu.
+    let is_lost = |reason: &&String| OFFCPU.lost.iter().all(|known| known.name != **reason || known.is_lost);
+    let lost =
+        &lost.iter().filter(|(reason, _)| is_lost(reason)).map(|(reason, &count)| (reason.clone(), count)).collect();
     let reasons = by_reason(SHARED, lost);
     let lost = match (is_verbose, reasons.is_empty()) {
         (true, true) => Some("no event lost".to_owned()),
@@ -102,6 +106,13 @@ fn write_stuck(out: &mut dyn Write, snapshot: &Snapshot, count: &str, oldest: &s
 mod tests {
     use super::*;
     use crate::render::text::text_of;
+
+    #[test]
+    fn samples_of_interrupts_are_not_lost() {
+        let lost = |reason: &str| about(&[(reason.to_owned(), 3)].into(), 1_000_000_000, false, &[]);
+        assert_eq!(lost("samples_in_interrupts"), "");
+        assert_eq!(lost("samples_full"), "3 events lost (3.0/s)");
+    }
 
     #[test]
     fn one_line_tells_how_many_events_were_lost_and_v_why() {

@@ -28,6 +28,7 @@ pub mod time_of_day;
 pub mod timerlat;
 pub mod waits;
 pub mod why;
+mod work;
 pub mod wq;
 
 use std::io::{self, Write};

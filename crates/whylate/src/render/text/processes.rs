@@ -144,7 +144,7 @@ mod tests {
 
     fn written(path: Vec<PathSegment>, is_folded: bool, births: &[RunSlice]) -> String {
         let elapsed_ns = path.iter().map(|segment| segment.ns).sum();
-        let explained = Explained { elapsed_ns, path, is_folded, longest: Vec::new(), ..Explained::default() };
+        let explained = Explained { elapsed_ns, path, is_folded, ..Explained::default() };
         let mut all = Births::default();
         births.iter().for_each(|birth| all.add(birth));
         let mut out = Vec::new();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Renders a program: a sentence, a table of its states, and what held it up.
 
+mod file;
 mod main_cause;
 mod priorities;
 
@@ -21,7 +22,9 @@ use self::priorities::{with_names_alone, with_priorities};
 use super::fit::fitted;
 use super::overview::Screen;
 use super::table::Table;
-use super::{footer, path, reclaim, text_of, why};
+use super::{footer, path, reclaim, text_of, why, work};
+
+pub use self::file::{form_of, write_file};
 
 /// States and waits below this share of the program's time are merged.
 const SHOWN_PERCENT: f64 = 1.0;
@@ -63,6 +66,8 @@ pub fn write(
     let columns = screen.columns.unwrap_or(usize::MAX);
     let states = states(&seen.budget);
     let mut lines = fitted(&sentence(seen, &states), columns);
+    let work = seen.budget.work.as_ref().and_then(work::sentence);
+    lines.extend(work.iter().flat_map(|work| fitted(work, columns)));
     let reclaim = seen.budget.reclaim.iter().filter_map(|sum| reclaim::sentence(sum, seen.budget.total_ns));
     lines.extend(reclaim.flat_map(|reclaim| fitted(&reclaim, columns)));
     for (path, ns) in &seen.throttled {
@@ -394,6 +399,7 @@ mod tests {
                     part(81, Thread, "cron-job:26536", 1, service),
                 ],
             }],
+            work: None,
             reclaim: Vec::new(),
         };
         ProgramReport {

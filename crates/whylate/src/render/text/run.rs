@@ -18,9 +18,10 @@ use whylate_model::units::{counted, format_ns, printable};
 use whylate_model::{ActorName, CauseKind};
 
 use super::path::{self, object_instead, of_name, segments_of_waits, what};
-use super::{footer, processes, reclaim, text_of, why};
+use super::{footer, processes, reclaim, text_of, why, work};
 
-pub use file::{form_of, write_file};
+pub use file::{Form, form_of, write_file};
+pub(super) use file::{add_path, functions, write_stacks};
 
 /// Outside culprits below this share of the elapsed time are merged into one line.
 const SMALL_PERCENT: f64 = 0.5;
@@ -59,6 +60,9 @@ pub struct RunScreen<'a> {
 pub fn write(out: &mut dyn Write, command: &str, explained: &Explained, shown: &RunScreen<'_>) -> io::Result<()> {
     let outsiders = outsiders(explained, shown.members);
     writeln!(out, "{}", verdict(command, explained, shown, &outsiders))?;
+    if let Some(work) = explained.work.as_ref().and_then(work::sentence) {
+        writeln!(out, "{work}")?;
+    }
     for reclaim in explained.reclaim.iter().filter_map(|sum| reclaim::sentence(sum, explained.elapsed_ns)) {
         writeln!(out, "{reclaim}")?;
     }
@@ -333,8 +337,7 @@ mod tests {
         let wait = LongWait { after_ns: 300_000_000, ns: 1_550_000_000, path: path[1..5].to_vec() };
         let path_of_sleep = path[5..].to_vec();
         let sleep = LongWait { after_ns: 1_850_000_000, ns: 150_000_000, path: path_of_sleep };
-        let explained =
-            Explained { elapsed_ns, path, is_folded: false, longest: vec![wait, sleep], ..Explained::default() };
+        let explained = Explained { elapsed_ns, path, longest: vec![wait, sleep], ..Explained::default() };
         let lost = [("unseen_switches".to_owned(), 4), ("waits_not_followed".to_owned(), 12)].into();
         let shown = |is_verbose, status: i32| RunScreen {
             status: Some(ExitStatus::from_raw(status)),
@@ -366,8 +369,7 @@ mod tests {
     #[test]
     fn first_line_says_whose_the_time_was_and_how_it_ended() {
         let (path, elapsed_ns) = sleeper();
-        let mut explained =
-            Explained { elapsed_ns, path, is_folded: false, longest: Vec::new(), ..Explained::default() };
+        let mut explained = Explained { elapsed_ns, path, ..Explained::default() };
         let lost = BTreeMap::new();
         let verdict = |explained: &Explained, status| {
             let screen =
@@ -412,8 +414,7 @@ mod tests {
             path: path.to_vec(),
         };
         let longest = |path: Vec<PathSegment>, wait| {
-            let explained =
-                Explained { elapsed_ns, path, is_folded: false, longest: vec![wait], ..Explained::default() };
+            let explained = Explained { elapsed_ns, path, longest: vec![wait], ..Explained::default() };
             [false, true].map(|is_verbose| text_of(|out| write_longest(out, &explained, is_verbose)))
         };
         let shown = "after 20.0ms: sleep:5 waited 180ms in clock_nanosleep\n  100.0%    180ms  until a timer expired\n";
@@ -432,7 +433,7 @@ mod tests {
         };
         let path: Vec<PathSegment> = (0..20).map(ran).collect();
         let elapsed_ns = path.iter().map(|segment| segment.ns).sum();
-        let explained = Explained { elapsed_ns, path, is_folded: false, longest: Vec::new(), ..Explained::default() };
+        let explained = Explained { elapsed_ns, path, ..Explained::default() };
         let lost = BTreeMap::new();
         let lines = |is_verbose| {
             let screen =
@@ -487,7 +488,7 @@ mod tests {
                 ..part(180, CauseKind::Timer, "timer")
             };
             let path = vec![waits, asleep];
-            Explained { elapsed_ns: 200_000_000, path, is_folded: false, longest: Vec::new(), ..Explained::default() }
+            Explained { elapsed_ns: 200_000_000, path, ..Explained::default() }
         };
         let members = Births::default().descendants_of(6);
         let lost = BTreeMap::new();
@@ -521,8 +522,7 @@ mod tests {
             part(30, CauseKind::Timer, "others"),
             part(5, CauseKind::Softirq, "others"),
         ];
-        let explained =
-            Explained { elapsed_ns: 111_000_000, path, is_folded: false, longest: Vec::new(), ..Explained::default() };
+        let explained = Explained { elapsed_ns: 111_000_000, path, ..Explained::default() };
         let written = |out: &mut dyn Write| write_outsiders(out, &explained, &outsiders(&explained, None), false);
         insta::assert_snapshot!(text_of(written), @r"
 
