@@ -12,6 +12,7 @@ mod gather;
 mod rate;
 
 use std::collections::BTreeMap;
+use std::mem::offset_of;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -25,7 +26,7 @@ use whylate_model::work::CpuSamples;
 
 use self::gather::Gathered;
 use self::rate::Rate;
-use self::skel::types::{cpu_sample, cpu_sample_limits, lost_sample, rodata};
+use self::skel::types::{bss, cpu_sample, cpu_sample_limits, lost_sample, rodata};
 use self::skel::{CpuSamplesSkel, CpuSamplesSkelBuilder};
 use super::watchdog::{Beginning, Worker};
 use crate::kernel::attach::{self, PlainData};
@@ -176,8 +177,9 @@ impl Sampling {
             AttachError::Unsupported(format!("running threads cannot be sampled (perf_event_open: {error})"))
         })?;
         let records = Records::new(&skeleton.maps.cpu_samples)?;
-        let lost = MappedArray::new(
-            skeleton.maps.lost_by_reason.as_fd(),
+        let lost = MappedArray::inside(
+            skeleton.maps.bss.as_fd(),
+            offset_of!(bss, lost_by_reason),
             lost_sample::LOST_SAMPLE_REASONS.0 as usize,
             size_of::<u64>(),
         );
