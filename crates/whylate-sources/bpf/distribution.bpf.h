@@ -17,9 +17,9 @@
 enum {
 	PAGE_BUCKETS = 16,
 	DISTRIBUTION_PAGES = HISTOGRAM_BUCKETS / PAGE_BUCKETS,
-	/* 4 MB of pages: about eight for each of the series of `wq`. Their numbers have 16 bits. */
-	MAX_PAGES = 32768,
+	/* 8 MB of pages: as many as their numbers distinguish. */
 	PAGE_NUMBER_BITS = 16,
+	MAX_PAGES = 1 << PAGE_NUMBER_BITS,
 	/* A failed attempt means that another CPU has set one of the two page numbers of a word. */
 	PAGE_ATTEMPTS = 4,
 };
@@ -49,8 +49,8 @@ struct {
 } bucket_pages SEC(".maps");
 
 /*
- * Allocates a page for a distribution; 0 if none is left. BPF exchanges whole words: `pair` has two page numbers, of which
- * the first is in the lower half, as x86 and arm64 are little-endian.
+ * Allocates a page for a distribution; 0 if none is left. BPF exchanges whole words: `pair` has two page numbers, of
+ * which the first is in the lower half, as x86 and arm64 are little-endian. A larger number would change both.
  */
 __noinline u32 new_page(u32 *pair, u32 is_second)
 {
@@ -58,7 +58,7 @@ __noinline u32 new_page(u32 *pair, u32 is_second)
 
 	if (!pair)
 		return 0;
-	page = take_element(&bucket_pages, page_limit);
+	page = take_element(&bucket_pages, page_limit < MAX_PAGES ? page_limit : MAX_PAGES);
 	if (!page)
 		return 0;
 	for (u32 attempt = 0; attempt < PAGE_ATTEMPTS; attempt++) {

@@ -21,8 +21,10 @@ use crate::kernel::mapped::MappedArray;
 const PAGE_BUCKETS: usize = 16;
 /// Number of pages with all buckets of a distribution.
 pub(crate) const PAGES: usize = BUCKETS / PAGE_BUCKETS;
-/// Number of pages of a source with many series (`MAX_PAGES`).
-pub(crate) const MAX_PAGES: u32 = 32_768;
+/// Maximum number of pages: their numbers have 16 bits (`MAX_PAGES`).
+pub(crate) const MAX_PAGES: u32 = 1 << 16;
+/// Number of pages that the sources of a session share: 4 MB, about eight for each of the series of `wq`.
+const SHARED_PAGES: u32 = 1 << 15;
 /// Maximum number of reads. A read takes some microseconds, and values rarely come faster.
 const READ_ATTEMPTS: u32 = 16;
 
@@ -67,18 +69,18 @@ impl DistributionOffsets {
 pub(crate) struct SharedPages(RefCell<Option<MapHandle>>);
 
 impl SharedPages {
-    /// Returns the pages for a source that needs `pages` of them: those of the session if it has any, or if the source needs
-    /// the maximum. Else the source has its own.
+    /// Returns the pages for a source that needs `pages` of them: those of the session if it has any, or if the source
+    /// needs at least as many. Else the source has its own.
     ///
     /// # Errors
     /// Fails if the kernel refuses the map.
     pub(crate) fn lend(&self, pages: u32) -> Result<BucketPages, AttachError> {
         let mut shared = self.0.borrow_mut();
-        if shared.is_none() && pages == MAX_PAGES {
+        if shared.is_none() && pages >= SHARED_PAGES {
             *shared = Some(create_pages()?);
         }
         let map = shared.as_ref().map(|map| map.as_fd().try_clone_to_owned()).transpose();
-        Ok(BucketPages { pages, shared: map.context("cannot share the histograms")? })
+        Ok(BucketPages { shared: map.context("cannot share the histograms")?, ..BucketPages::of_one(pages) })
     }
 
     /// Takes over the pages that another session has created.
@@ -100,7 +102,7 @@ fn create_pages() -> libbpf_rs::Result<MapHandle> {
         ..bpf_map_create_opts::default()
     };
     let [key, page] = [size_of::<u32>(), PAGE_BUCKETS * size_of::<u64>()].map(|bytes| bytes as u32);
-    MapHandle::create(MapType::Array, Some("bucket_pages"), key, page, MAX_PAGES, &options)
+    MapHandle::create(MapType::Array, Some("bucket_pages"), key, page, SHARED_PAGES, &options)
 }
 
 /// The pages of one source.
@@ -112,9 +114,14 @@ pub(crate) struct BucketPages {
 }
 
 impl BucketPages {
-    /// Returns the pages of a source that shares none.
+    /// Returns the pages of a source that shares none: `pages`, or as many as can be numbered.
     pub(crate) fn of_one(pages: u32) -> Self {
-        BucketPages { pages, shared: None }
+        BucketPages { pages: pages.min(MAX_PAGES), shared: None }
+    }
+
+    /// Returns the number of pages that there are for the source.
+    pub(crate) fn limit(&self) -> u32 {
+        if self.shared.is_some() { SHARED_PAGES } else { self.pages }
     }
 
     /// Makes a BPF object use these pages. Returns their number.
@@ -122,12 +129,11 @@ impl BucketPages {
     /// # Errors
     /// Fails if the kernel does not describe the shared pages.
     pub(crate) fn set(&self, bucket_pages: &mut OpenMapMut<'_>) -> libbpf_rs::Result<u32> {
-        let Some(shared) = &self.shared else {
-            bucket_pages.set_max_entries(self.pages)?;
-            return Ok(self.pages);
-        };
-        bucket_pages.reuse_fd(shared.as_fd())?;
-        Ok(MAX_PAGES)
+        match &self.shared {
+            Some(shared) => bucket_pages.reuse_fd(shared.as_fd())?,
+            None => bucket_pages.set_max_entries(self.limit())?,
+        }
+        Ok(self.limit())
     }
 }
 
@@ -256,6 +262,16 @@ mod tests {
     }
 
     #[test]
+    fn pages_of_one_source_have_numbers_of_16_bits() {
+        assert_eq!(BucketPages::of_one(8).limit(), 8);
+        for pages in [MAX_PAGES - 1, MAX_PAGES, MAX_PAGES + 1, u32::MAX] {
+            let limit = BucketPages::of_one(pages).limit();
+            assert_eq!(limit, pages.min(65_536));
+            assert!(u16::try_from(limit - 1).is_ok(), "{pages}");
+        }
+    }
+
+    #[test]
     fn source_with_few_pages_shares_those_of_one_with_many() {
         let (session, later) = (SharedPages::default(), SharedPages::default());
         assert!(session.lend(8).expect("nothing is created").shared.is_none());
@@ -267,6 +283,7 @@ mod tests {
             Err(error) => panic!("{error}"),
         };
         let id = shared_id(&many).expect("it is shared");
+        assert_eq!((many.limit(), session.lend(8).expect("it is shared").limit()), (SHARED_PAGES, SHARED_PAGES));
         assert_eq!(shared_id(&session.lend(8).expect("it is shared")), Some(id));
         later.take_over(&session);
         assert_eq!(shared_id(&later.lend(MAX_PAGES).expect("it is shared")), Some(id));

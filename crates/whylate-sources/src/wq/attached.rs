@@ -168,7 +168,7 @@ fn configure(
         open.maps.series_index.set_max_entries(1)?;
     }
     let pages = match per_cpu(options) {
-        true => BucketPages::of_one(gather::PAGES_OF_ONE_SERIES * possible_cpus()?),
+        true => pages_of_cpus(possible_cpus()?),
         false => session.pages(MAX_PAGES)?,
     };
     settings.page_limit = pages.set(&mut open.maps.bucket_pages)?;
@@ -191,6 +191,11 @@ fn configure(
     open.progs.on_workqueue_activate_work.set_autoload(options.phases);
     open.progs.on_workqueue_execute_end.set_autoload(options.phases);
     Ok(())
+}
+
+/// Returns the pages for a series of each CPU: for every bucket of all of them, unless there are too many CPUs.
+fn pages_of_cpus(cpus: u32) -> BucketPages {
+    BucketPages::of_one(gather::PAGES_OF_ONE_SERIES.saturating_mul(cpus))
 }
 
 /// Attaches the programs for the end of an item first, so that no item is seen starting of which the end cannot be.
@@ -404,6 +409,12 @@ mod tests {
         attached.start_stack_generation().expect("a map is emptied");
         assert!(attached.stack_of(first).is_empty() && !attached.stack_of(second).is_empty());
         assert!(lost(&attached) > before);
+    }
+
+    #[test]
+    fn pages_of_many_cpus_have_numbers_of_16_bits() {
+        let limits = [1, 2, 234, 256, 1_024, u32::MAX].map(|cpus| pages_of_cpus(cpus).limit());
+        assert_eq!(limits, [280, 560, 65_520, 65_536, 65_536, 65_536]);
     }
 
     #[test]
