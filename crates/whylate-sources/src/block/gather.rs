@@ -57,7 +57,7 @@ impl SeriesCounts {
             let at = offset_of!(series, distributions) + kind.0 as usize * size_of::<distribution>();
             (name, Distributions::new(Rc::clone(&pages), DistributionOffsets::new(at)))
         });
-        let elements = elements.context("cannot open the table of series")?;
+        let elements = elements.context("cannot open the table of series")?.with_pages(pages);
         Ok(SeriesCounts { by, elements, kinds: kinds.into(), taken: BTreeMap::new() })
     }
 
@@ -67,8 +67,8 @@ impl SeriesCounts {
         std::mem::take(&mut self.taken).into_values().collect()
     }
 
-    /// Frees series that counted nothing if the table is half full, and all series if it is nearly full. Their counts
-    /// are in the next snapshot.
+    /// Frees series that counted nothing if the table is half full or half of the pages are used, and all series if it
+    /// is nearly full. Their counts are in the next snapshot.
     pub fn make_room(&mut self, names: &mut RequestNames) {
         if self.elements.is_half_full() {
             self.read(names);

@@ -64,7 +64,10 @@ impl DistributionOffsets {
     }
 }
 
-/// Pages that the sources of a session share, so that only one of them has to be large.
+/// Pages that the sources of a session share, so that only one of them has to be large. Each source frees series once
+/// half of the pages are used, so that none of them leaves the others without. Those of a source that fails stay taken
+/// until the session ends: rarely more than half, as until then it has freed its own. The others then free all of their
+/// series at each reading, and go on with what is left; values without a page count as `buckets_full`.
 #[derive(Default)]
 pub(crate) struct SharedPages(RefCell<Option<MapHandle>>);
 
@@ -252,7 +255,10 @@ impl Distributions {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+
     use libbpf_rs::MapInfo;
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
     use super::*;
 
@@ -291,5 +297,37 @@ mod tests {
         assert!(later.lend(8).expect("nothing is created").shared.is_none());
         // It lives while a source uses it.
         assert_eq!(shared_id(&many), Some(id));
+    }
+
+    #[test]
+    fn released_distribution_frees_its_pages() {
+        const OWNER: usize = 1;
+        let memory = |name: &str| {
+            let memory = File::from(memfd_create(name, MemfdFlags::CLOEXEC).expect("memory for a test"));
+            ftruncate(&memory, 4096).expect("memory for a test");
+            memory
+        };
+        let offsets = DistributionOffsets::new(0);
+        let owners = MappedArray::new(memory("owners"), 2, offsets.pages + (PAGES + 1) * size_of::<u16>());
+        let owners = owners.expect("it is mapped");
+        let pages = MappedArray::new(memory("pages"), 8, PAGE_BUCKETS * size_of::<u64>()).expect("it is mapped");
+        let pages = Rc::new(pages);
+        // Two pages are allocated, the first one for twice 3 ns; a third one is of another distribution.
+        for (entry, page) in [(0, 1), (1, 2)] {
+            owners.u16_at(OWNER, offsets.pages + entry * size_of::<u16>()).store(page, Relaxed);
+        }
+        let in_use = 3 << 32 | 3;
+        pages.u64_at(0, size_of::<u64>()).store(in_use, Relaxed);
+        pages.u64_at(1, 3 * size_of::<u64>()).store(2, Relaxed);
+        owners.u64_at(OWNER, offsets.sum_ns).store(6, Relaxed);
+        owners.u64_at(OWNER, offsets.max_ns).store(3, Relaxed);
+        owners.u64_at(OWNER, offsets.inverted_min_ns).store(!3, Relaxed);
+        let mut distributions = Distributions::new(Rc::clone(&pages), offsets);
+        assert_eq!(elements::in_use(&pages), 3);
+        let rest = distributions.release(&owners, OWNER);
+        assert_eq!((rest.count(), rest.sum_ns(), rest.max_ns()), (2, 6, 3));
+        assert_eq!(elements::in_use(&pages), 1);
+        assert!(distributions.release(&owners, OWNER).is_empty());
+        assert_eq!(elements::in_use(&pages), 1);
     }
 }

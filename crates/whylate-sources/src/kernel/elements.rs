@@ -5,6 +5,7 @@
 use std::io;
 use std::mem::offset_of;
 use std::ops::Range;
+use std::rc::Rc;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 use libbpf_rs::{MapCore as _, MapFlags, MapHandle};
@@ -36,6 +37,11 @@ pub(crate) fn free(array: &MappedArray, index: usize) {
         }
     }
     array.u32_at(0, offset_of!(List, in_use)).fetch_sub(1, AcqRel);
+}
+
+/// Returns the number of elements in use.
+pub(crate) fn in_use(array: &MappedArray) -> usize {
+    array.u32_at(0, offset_of!(List, in_use)).load(Relaxed) as usize
 }
 
 /// Kernel operations that `Elements` needs.
@@ -73,6 +79,8 @@ pub(crate) struct Elements<K = IndexByKey> {
     key: Range<usize>,
     /// Maximum number of elements in use.
     limit: usize,
+    /// Pages of their histograms, which elements of other sources may use as well.
+    pages: Option<Rc<MappedArray>>,
     kernel: K,
 }
 
@@ -88,11 +96,17 @@ impl Elements {
         index_by_key: &libbpf_rs::MapMut<'_>,
     ) -> io::Result<Self> {
         let map = MapHandle::try_from(index_by_key).map_err(io::Error::other)?;
-        Ok(Elements { limit: (limit as usize).min(array.entries()), array, key, kernel: IndexByKey(map) })
+        let limit = (limit as usize).min(array.entries());
+        Ok(Elements { limit, array, key, pages: None, kernel: IndexByKey(map) })
     }
 }
 
 impl<K: Kernel> Elements<K> {
+    /// Frees elements also if few of these pages are left, as an element may have many pages.
+    pub fn with_pages(self, pages: Rc<MappedArray>) -> Self {
+        Elements { pages: Some(pages), ..self }
+    }
+
     /// Returns the indices of elements that count.
     pub fn counting(&self) -> Vec<usize> {
         (1..self.limit).filter(|&index| self.array.u64_at(index, 0).load(Acquire) == COUNTS).collect()
@@ -100,16 +114,18 @@ impl<K: Kernel> Elements<K> {
 
     /// Tests whether unused elements should be freed.
     pub fn is_half_full(&self) -> bool {
-        self.in_use() * 2 >= self.limit
+        self.are_in_use(1, 2)
     }
 
     /// Tests whether all elements should be freed: series that still count get new ones.
     pub fn is_nearly_full(&self) -> bool {
-        self.in_use() * 4 >= self.limit * 3
+        self.are_in_use(3, 4)
     }
 
-    fn in_use(&self) -> usize {
-        self.array.u32_at(0, offset_of!(List, in_use)).load(Relaxed) as usize
+    /// Tests whether this share of the elements or of the pages is in use.
+    fn are_in_use(&self, parts: usize, of: usize) -> bool {
+        let are = |array, limit| in_use(array) * of >= limit * parts;
+        are(&self.array, self.limit) || self.pages.as_ref().is_some_and(|pages| are(pages, pages.entries()))
     }
 
     /// Frees elements that count. `take_last` takes the rest of each, once no program counts in it any more, and clears
@@ -346,7 +362,7 @@ mod tests {
             random: Cell::new(random | 1),
         });
         let kernel = Simulated { world: Rc::clone(&world), keys };
-        (world, Elements { array: map(), key: KEY..COUNT, limit, kernel })
+        (world, Elements { array: map(), key: KEY..COUNT, limit, pages: None, kernel })
     }
 
     /// Takes the counts since the last call by key, as sources do it.
@@ -410,5 +426,22 @@ mod tests {
         [3, 1].into_iter().for_each(|index| free(&elements.array, index));
         assert!(!elements.is_half_full());
         assert_eq!(std::iter::from_fn(|| world.take()).collect::<Vec<_>>(), [1, 3]);
+    }
+
+    #[test]
+    fn few_free_pages_require_room_of_each_source_that_shares_them() {
+        let memory = File::from(memfd_create("pages", MemfdFlags::CLOEXEC).expect("memory for a test"));
+        ftruncate(&memory, 4096).expect("memory for a test");
+        let pages = Rc::new(MappedArray::new(&memory, 8, 128).expect("it is mapped"));
+        let sources = [1, 2].map(|random| elements(64, 0, random));
+        sources.iter().for_each(|(world, _)| assert_eq!(world.take(), Some(1)));
+        let sources = sources.map(|(_, elements)| elements.with_pages(Rc::clone(&pages)));
+        let states = || sources.each_ref().map(|source| (source.is_half_full(), source.is_nearly_full()));
+        for (used, is_half, is_nearly) in [(0, false, false), (3, false, false), (4, true, false), (6, true, true)] {
+            pages.u32_at(0, offset_of!(List, in_use)).store(used, Relaxed);
+            assert_eq!(states(), [(is_half, is_nearly); 2], "{used} pages");
+        }
+        [1, 2, 3].into_iter().for_each(|page| free(&pages, page));
+        assert_eq!((in_use(&pages), states()), (3, [(false, false); 2]));
     }
 }

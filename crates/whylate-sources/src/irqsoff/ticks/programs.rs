@@ -65,7 +65,7 @@ pub(super) struct Programs {
     account: Option<Account>,
     ticks: MappedArray,
     culprits: Elements,
-    /// Culprits without a late tick in the last call of `take_lengths`.
+    /// Culprits without a late tick in the last call of `take_lengths`; all of them if hardly any room was left.
     unused: Vec<usize>,
     lengths: Distributions,
     lateness: Distributions,
@@ -159,6 +159,7 @@ impl Programs {
         let culprits = Elements::new(culprits, key, culprit_limit, &maps.culprit_id_by_key);
         let pages = map(&maps.bucket_pages, pages, size_of::<bucket_page>()).context("cannot map the histograms")?;
         let pages = Rc::new(pages);
+        let culprits = culprits.context("cannot open the table of culprits")?.with_pages(Rc::clone(&pages));
         let lengths = Distributions::new(Rc::clone(&pages), DistributionOffsets::new(offset_of!(culprit, length)));
         let lateness = Distributions::new(pages, DistributionOffsets::new(offset_of!(tick, lateness)));
         let records = Records::new(&skeleton.maps.late_ticks)?;
@@ -184,7 +185,7 @@ impl Programs {
             records,
             account,
             ticks,
-            culprits: culprits.context("cannot open the table of culprits")?,
+            culprits,
             unused: Vec::new(),
             lengths,
             lateness,
@@ -249,8 +250,11 @@ impl Programs {
     pub(super) fn take_lengths(&mut self) -> Vec<(usize, Histogram)> {
         let array = &self.culprits.array;
         let taken = self.culprits.counting().into_iter().map(|id| (id, self.lengths.take(array, id)));
-        let (unused, taken): (Vec<_>, Vec<_>) = taken.partition(|(_, length)| length.is_empty());
-        self.unused = unused.into_iter().map(|(id, _)| id).collect();
+        let mut taken: Vec<(usize, Histogram)> = taken.collect();
+        let are_all_freed = self.culprits.is_nearly_full();
+        self.unused =
+            taken.iter().filter(|(_, length)| are_all_freed || length.is_empty()).map(|&(id, _)| id).collect();
+        taken.retain(|(_, length)| !length.is_empty());
         taken
     }
 
@@ -258,7 +262,8 @@ impl Programs {
         self.culprits.is_half_full()
     }
 
-    /// Frees culprits without late ticks if the table is half full. Returns their lengths until then.
+    /// Frees culprits without late ticks if the table is half full or half of the pages are used, and all culprits if it
+    /// is nearly full. Returns their lengths until then.
     pub(super) fn free_unused(&mut self, symbols: &mut KernelSymbols) -> Vec<CulpritLengths> {
         let unused = std::mem::take(&mut self.unused);
         if !self.needs_room() {
