@@ -14,8 +14,9 @@ enum occupancy_limits {
 	MAX_SHARED_INTERVAL_BITS = 15,
 	/* Number of intervals that programs look back. */
 	INTERVALS = 1 << INTERVAL_BITS,
-	/* One block request and one run queue move are kept per this number of intervals. */
-	INTERVALS_A_REQUEST_BITS = 4,
+	/* One block request and one run queue move are kept per this number of intervals, up to a maximum. */
+	INTERVALS_A_REQUEST_BITS = 3,
+	MAX_REQUEST_BITS = 12,
 	/* Block requests in progress, on all disks. */
 	REQUESTS = 8192,
 	/* Work items that are queued; on a hash collision the later one is kept. */
@@ -30,7 +31,7 @@ enum occupancy_limits {
 	EXPLAIN_EVENT_STEPS = 64,
 	/* Budget in steps per second and CPU, and twice as many after a second without late events. */
 	EXPLAIN_STEPS = 250000,
-	/* Number of stacks of late interrupts that are kept: a second of a 1 ms timer that is always late, with few CPUs. */
+	/* Number of stacks of late interrupts that are kept. Several sources share them, and keep a second of a 1 ms timer. */
 	LATE_STACKS_PER_CPU = 1024,
 	MIN_LATE_STACKS = 2048,
 	MAX_LATE_STACKS = 8192,
@@ -380,6 +381,8 @@ static __always_inline u32 index_of_detail(const struct account *account, u32 cp
 {
 	u32 bits = (account->interval_bits - INTERVALS_A_REQUEST_BITS) & 31;
 
+	if (bits > MAX_REQUEST_BITS)
+		bits = MAX_REQUEST_BITS;
 	return (cpu << bits) | (position & ((1u << bits) - 1));
 }
 

@@ -391,7 +391,7 @@ impl AccountState {
         };
         open.maps.intervals_by_position.set_max_entries(cpus << interval_bits)?;
         if wakeups == Wakeups::OfAll {
-            let requests = cpus << (interval_bits - occupancy_limits::INTERVALS_A_REQUEST_BITS.0);
+            let requests = cpus << rings::detail_bits(interval_bits);
             open.maps.requests_by_position.set_max_entries(requests)?;
             open.maps.moves_by_position.set_max_entries(requests)?;
             open.maps.requests_by_address.set_max_entries(occupancy_limits::REQUESTS.0)?;

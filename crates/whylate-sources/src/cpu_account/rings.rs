@@ -24,6 +24,11 @@ pub(super) fn interval_bits(cpus: u32, is_shared: bool) -> u32 {
     bits.clamp(occupancy_limits::INTERVAL_BITS.0, max.0)
 }
 
+/// Returns the number of disk requests and of moves per CPU, as a power of two (`index_of_detail`).
+pub(super) fn detail_bits(interval_bits: u32) -> u32 {
+    (interval_bits - occupancy_limits::INTERVALS_A_REQUEST_BITS.0).min(occupancy_limits::MAX_REQUEST_BITS.0)
+}
+
 /// Mapped rings of all CPUs.
 #[derive(Debug)]
 pub(super) struct Rings {
@@ -120,7 +125,7 @@ impl Rings {
 
     /// Returns the capacity of a CPU's rings of requests and moves, as a power of two.
     fn detail_bits(&self) -> u32 {
-        self.interval_bits - occupancy_limits::INTERVALS_A_REQUEST_BITS.0
+        detail_bits(self.interval_bits)
     }
 
     /// Reimplements `describe` of `bpf/occupancy.bpf.h`.
@@ -204,8 +209,8 @@ pub(super) mod fixtures {
         };
         let accounts = file(1, size_of::<account>());
         let intervals = file(SLOTS as usize, size_of::<interval>());
-        let requests = file(1 << (BITS - 4), size_of::<disk_request>());
-        let moves = file(1 << (BITS - 4), size_of::<run_queue_move>());
+        let requests = file(1 << super::detail_bits(BITS), size_of::<disk_request>());
+        let moves = file(1 << super::detail_bits(BITS), size_of::<run_queue_move>());
         let kernel = Kernel { accounts: accounts(), intervals: intervals() };
         (Rings::new(accounts(), intervals(), requests(), moves(), BITS), kernel)
     }
@@ -257,5 +262,11 @@ mod tests {
         assert_eq!(cpus.map(|cpus| interval_bits(cpus, false)), [16, 16, 16, 15, 14, 12, 12]);
         assert_eq!(cpus.map(|cpus| interval_bits(cpus, true)), [15, 15, 15, 15, 14, 12, 12]);
         assert_eq!(size_of::<interval>() << 20, 64 << 20);
+        // Sources that share the account keep as many requests and moves as one alone.
+        for is_shared in [false, true] {
+            let bits = cpus.map(|cpus| detail_bits(interval_bits(cpus, is_shared)));
+            assert_eq!(bits, [12, 12, 12, 12, 11, 9, 9], "{is_shared}");
+        }
+        assert!((size_of::<disk_request>() + size_of::<run_queue_move>()) << 17 <= 10 << 20);
     }
 }
