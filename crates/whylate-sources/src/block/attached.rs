@@ -31,10 +31,11 @@ use crate::kernel::records::Records;
 use crate::source::session::{Session, Span};
 use crate::source::{AttachError, Attached};
 
-/// Total size of the rings of completed requests, and the limits per CPU: they are read several times a second.
+/// Total size of the rings of completed requests, and the minimum per CPU.
 const MAX_DONE: u32 = 1 << 16;
 const MIN_DONE_PER_CPU: u32 = 1 << 9;
-const MAX_DONE_PER_CPU: u32 = 1 << 14;
+/// The maximum per CPU beside other sources, which are read five times a second: 80,000 requests per second.
+const MAX_SHARED_DONE_PER_CPU: u32 = 1 << 14;
 /// Pages of histogram buckets per series: six per phase, and eight for the latency alone.
 const PAGES_PER_SERIES: u32 = 32;
 const PAGES_WITHOUT_PHASES: u32 = 8;
@@ -94,7 +95,8 @@ pub(super) struct LoadingBlock {
 impl LoadingBlock {
     pub(super) fn begin(options: &BlockOptions, session: &Session, backend: &'static str) -> Result<Self, AttachError> {
         let (options, pages) = (options.clone(), session.pages(pages_for(options))?);
-        let loading = Loading::begin(move || load_programs(&options, &pages, backend));
+        let is_shared = session.has_several();
+        let loading = Loading::begin(move || load_programs(&options, &pages, backend, is_shared));
         Ok(LoadingBlock { backend, loading: loading.context("cannot start a thread")? })
     }
 }
@@ -104,34 +106,37 @@ fn possible_cpus() -> Result<u32, AttachError> {
 }
 
 /// Returns the size of the ring of completed requests of each CPU.
-fn done_by(cpus: u32) -> u32 {
-    (MAX_DONE / cpus).clamp(MIN_DONE_PER_CPU, MAX_DONE_PER_CPU).next_power_of_two()
+fn done_by(cpus: u32, is_shared: bool) -> u32 {
+    let most = if is_shared { MAX_SHARED_DONE_PER_CPU } else { MAX_DONE };
+    (MAX_DONE / cpus).clamp(MIN_DONE_PER_CPU, most).next_power_of_two()
 }
 
 fn load_programs(
     options: &BlockOptions,
     pages: &BucketPages,
     backend: &str,
+    is_shared: bool,
 ) -> Result<BlockSkel<'static>, AttachError> {
     let mut open = BlockSkelBuilder::default().open(attach::open_object())?;
     configure(&mut open, options, pages, backend)?;
     if options.explain_over_ns.is_some() {
         let cpus = possible_cpus()?;
         open.maps.count_by_cpu.set_max_entries(cpus)?;
-        open.maps.done_by_position.set_max_entries(cpus * done_by(cpus))?;
-        open.maps.rodata_data.as_mut().context("the BPF object has no settings")?.done_by_cpu = done_by(cpus);
+        let done_by_cpu = done_by(cpus, is_shared);
+        open.maps.done_by_position.set_max_entries(cpus * done_by_cpu)?;
+        open.maps.rodata_data.as_mut().context("the BPF object has no settings")?.done_by_cpu = done_by_cpu;
     }
     Ok(attach::load(open)?)
 }
 
 impl AttachedBlock {
     pub(super) fn new(options: &BlockOptions, session: &Session, backend: &'static str) -> Result<Self, AttachError> {
-        let cpus = possible_cpus()?;
+        let (cpus, is_shared) = (possible_cpus()?, session.has_several());
         let load = || Account::load(session.account(), Timers::Heartbeats, Wakeups::ForLater);
         let mut account = options.explain_over_ns.map(|_| load()).transpose()?;
         let mut skeleton = match session.take_prepared().filter(|of: &LoadingBlock| of.backend == backend) {
             Some(LoadingBlock { loading, .. }) => loading.wait()?,
-            None => load_programs(options, &session.pages(pages_for(options))?, backend)?,
+            None => load_programs(options, &session.pages(pages_for(options))?, backend, is_shared)?,
         };
         let counts = SeriesCounts::new(&skeleton, options.by, series_limit(options))?;
         let lost = MappedArray::inside(
@@ -141,8 +146,10 @@ impl AttachedBlock {
             size_of::<u64>(),
         )
         .context("cannot map the counts of lost events")?;
-        let recorded =
-            options.explain_over_ns.map(|_| RecordedRequests::new(&skeleton, cpus, done_by(cpus))).transpose()?;
+        let recorded = options
+            .explain_over_ns
+            .map(|_| RecordedRequests::new(&skeleton, cpus, done_by(cpus, is_shared)))
+            .transpose()?;
         let has_late = options.late_over_ns.or(options.explain_over_ns).is_some();
         let records = has_late.then(|| Records::new(&skeleton.maps.late_requests)).transpose()?;
         // Attached first: its interrupt programs then run before those of this source, and have earlier timestamps.
@@ -408,7 +415,14 @@ fn cpus_of(late: &done_request, usual_device_ns: u64, account: Option<&Account>,
 
 #[cfg(test)]
 mod tests {
-    use super::round_robin_by;
+    use super::{done_by, round_robin_by};
+
+    #[test]
+    fn only_beside_other_sources_rings_of_completed_requests_are_short() {
+        let cpus = [1, 2, 3, 4, 8, 128, 256];
+        assert_eq!(cpus.map(|cpus| done_by(cpus, false)), [65_536, 32_768, 32_768, 16_384, 8_192, 512, 512]);
+        assert_eq!(cpus.map(|cpus| done_by(cpus, true)), [16_384, 16_384, 16_384, 16_384, 8_192, 512, 512]);
+    }
 
     #[test]
     fn explains_round_robin_by_process() {

@@ -285,8 +285,8 @@ impl Account {
         self.state.borrow().skeleton.maps.bss_data.as_deref().is_some_and(|data| data.has_sq_thread != 0)
     }
 
-    /// Returns the size of a source's ring of late events with their windows, in bytes: hundreds of large ones, or
-    /// thousands of small ones. Sources that share the account are read several times a second, and share a budget.
+    /// Returns the size of a source's ring of late events with their windows, in bytes: a shared one has room for 60
+    /// windows of all `WINDOW_INTERVALS`, or hundreds of short ones. Sources that share the account are read several times a second, and share a budget.
     pub(crate) fn late_bytes(&self) -> u32 {
         if self.is_own { LATE_BYTES } else { LATE_BYTES / 4 }
     }
@@ -381,7 +381,7 @@ impl AccountState {
             settings.known_timers.iter_mut().zip(known).for_each(|(to, address)| *to = address);
         }
         drop(read_once);
-        let late_stacks = late_stacks_for(cpus);
+        let late_stacks = late_stacks_for(cpus, is_shared);
         settings.late_stack_slots = late_stacks;
         open.maps.late_interrupt_stacks.set_max_entries(late_stacks)?;
         open.maps.account_by_cpu.set_max_entries(cpus)?;
@@ -540,14 +540,18 @@ pub(crate) fn disable_missing_tracepoints(open: &mut OpenObject) -> Result<(), A
     Ok(())
 }
 
-/// Maps the memory that the programs write, and sets the ring size in each account.
-/// Returns the number of stacks of late interrupts that are kept.
-fn late_stacks_for(cpus: u32) -> u32 {
+/// Returns the number of stacks of late interrupts that are kept. Several sources are read at least five times a second;
+/// one alone may have shorter timers.
+fn late_stacks_for(cpus: u32, is_shared: bool) -> u32 {
+    if !is_shared {
+        return occupancy_limits::MAX_LATE_STACKS.0;
+    }
     let stacks = cpus.saturating_mul(occupancy_limits::LATE_STACKS_PER_CPU.0);
     let stacks = stacks.clamp(occupancy_limits::MIN_LATE_STACKS.0, occupancy_limits::MAX_LATE_STACKS.0);
     stacks.next_power_of_two()
 }
 
+/// Maps the memory that the programs write, and sets the ring size in each account.
 fn rings_of(skeleton: &OccupancySkel<'_>, cpus: u32, interval_bits: u32) -> std::io::Result<Rings> {
     let maps = &skeleton.maps;
     let map = |map: &libbpf_rs::MapMut<'_>, bytes| MappedArray::new(map, map.max_entries() as usize, bytes);
@@ -579,3 +583,16 @@ fn disable_edge_programs(open: &mut OpenObject, wakeups: Wakeups) {
 
 #[cfg(test)]
 mod unannounced;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_shared_account_keeps_fewer_stacks() {
+        let cpus = [1, 2, 3, 4, 8, 9, 1_024, u32::MAX];
+        assert_eq!(cpus.map(|cpus| late_stacks_for(cpus, false)), [8_192; 8]);
+        let shared = [2_048, 2_048, 4_096, 4_096, 8_192, 8_192, 8_192, 8_192];
+        assert_eq!(cpus.map(|cpus| late_stacks_for(cpus, true)), shared);
+    }
+}
