@@ -39,13 +39,13 @@ impl Rule {
 /// The table. BPF programs read it and claim slots: if switches are traced, at any time and on several CPUs.
 pub(super) struct Rules {
     slots: MappedArray,
-    /// Number of rules inserted since all were removed.
-    inserted: Cell<usize>,
+    /// Number of slots with rules.
+    in_use: Cell<usize>,
 }
 
 impl Rules {
     pub(super) fn new(slots: MappedArray) -> Self {
-        Rules { slots, inserted: Cell::new(0) }
+        Rules { slots, in_use: Cell::new(0) }
     }
 
     /// Returns a slot of an address by open addressing. BPF counterpart: `rule_slot()`.
@@ -86,7 +86,7 @@ impl Rules {
                 self.slots.u32_at(slot, CFA_OFFSET).store(rule.cfa_offset as u32, Relaxed);
                 self.slots.u32_at(slot, BP_OFFSET).store(rule.bp_offset as u32, Relaxed);
                 base.store(rule.base.0, Release);
-                self.inserted.set(self.inserted.get() + 1);
+                self.in_use.set(self.in_use.get() + 1);
                 return;
             }
         }
@@ -94,34 +94,106 @@ impl Rules {
 
     /// Frees the slots of pending rules, so that they are requested again.
     pub(super) fn ask_again(&self) {
-        self.drop_all(rule_base::RULE_ASKED);
+        // No rules yet, so they do not count as in use.
+        self.drop_all(|base| base == rule_base::RULE_ASKED);
     }
 
     /// Frees the slots of rules for code that could not be read, so that they are requested again.
     pub(super) fn retry_failed(&self) {
-        self.drop_all(rule_base::RULE_FAILED);
+        let freed = self.drop_all(|base| base == rule_base::RULE_FAILED);
+        self.in_use.set(self.in_use.get().saturating_sub(freed));
     }
 
-    fn drop_all(&self, dropped: rule_base) {
-        for slot in 0..self.slots.entries() {
-            let base = self.slots.u32_at(slot, BASE);
-            // Only this thread turns a pending slot into a rule.
-            if base.load(Relaxed) == dropped.0 {
-                base.store(rule_base::RULE_NONE.0, Relaxed);
-            }
-        }
+    /// Frees slots. Returns their number. A slot that a program claims is left alone, as the program still writes it.
+    fn drop_all(&self, is_dropped: impl Fn(rule_base) -> bool) -> usize {
+        let slots = (0..self.slots.entries()).map(|slot| self.slots.u32_at(slot, BASE));
+        slots
+            .filter(|base| {
+                let seen = base.load(Relaxed);
+                let is_kept = [rule_base::RULE_NONE, rule_base::RULE_CLAIMED].contains(&rule_base(seen));
+                !is_kept
+                    && is_dropped(rule_base(seen))
+                    && base.compare_exchange(seen, rule_base::RULE_NONE.0, AcqRel, Relaxed).is_ok()
+            })
+            .count()
     }
 
-    /// Tests whether half of the slots may have rules: then few frames find no room yet.
+    /// Tests whether half of the slots have rules: then few frames find no room yet.
     pub(super) fn is_half_full(&self) -> bool {
-        self.inserted.get() >= self.slots.entries() / 2
+        self.in_use.get() >= self.slots.entries() / 2
     }
 
     /// Removes all rules: they are requested again.
     pub(super) fn clear(&self) {
-        self.inserted.set(0);
-        for slot in 0..self.slots.entries() {
-            self.slots.u32_at(slot, BASE).store(rule_base::RULE_NONE.0, Relaxed);
+        self.drop_all(|_| true);
+        self.in_use.set(0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+
+    use super::*;
+
+    const SLOTS: usize = 64;
+    const PROCESS_ID: u32 = 7;
+
+    fn rules() -> Rules {
+        let memory = File::from(memfd_create("rules", MemfdFlags::CLOEXEC).expect("memory for a test"));
+        ftruncate(&memory, 4096).expect("memory for a test");
+        Rules::new(MappedArray::new(&memory, SLOTS, size_of::<unwind_rule>()).expect("it is mapped"))
+    }
+
+    fn bases(rules: &Rules, of: rule_base) -> usize {
+        (0..SLOTS).filter(|&slot| rules.slots.u32_at(slot, BASE).load(Relaxed) == of.0).count()
+    }
+
+    #[test]
+    fn rules_that_are_inserted_again_use_their_slots_once() {
+        let rules = rules();
+        rules.insert(PROCESS_ID, 1, Rule::plain(rule_base::RULE_ROOT));
+        for _ in 0..SLOTS {
+            rules.insert(PROCESS_ID, 2, Rule::plain(rule_base::RULE_FAILED));
+            assert_eq!((rules.in_use.get(), rules.is_half_full()), (2, false));
+            rules.retry_failed();
+            assert_eq!((rules.in_use.get(), bases(&rules, rule_base::RULE_NONE)), (1, SLOTS - 1));
         }
+        assert_eq!(rules.find(PROCESS_ID, 1), Some(Rule::plain(rule_base::RULE_ROOT)));
+        assert_eq!(rules.find(PROCESS_ID, 2), None);
+    }
+
+    #[test]
+    fn table_is_half_full_once_half_of_its_slots_have_rules() {
+        let rules = rules();
+        let mut address = 0;
+        while bases(&rules, rule_base::RULE_ROOT) < SLOTS / 2 {
+            assert!(!rules.is_half_full());
+            address += 1;
+            rules.insert(PROCESS_ID, address, Rule::plain(rule_base::RULE_ROOT));
+        }
+        assert!(rules.is_half_full());
+        rules.clear();
+        assert_eq!((rules.is_half_full(), bases(&rules, rule_base::RULE_NONE)), (false, SLOTS));
+    }
+
+    #[test]
+    fn clearing_leaves_a_slot_that_a_program_is_writing() {
+        let rules = rules();
+        rules.insert(PROCESS_ID, 1, Rule::plain(rule_base::RULE_ROOT));
+        let base = |slot| rules.slots.u32_at(slot, BASE);
+        let mut free = (0..SLOTS).filter(|&slot| base(slot).load(Relaxed) == rule_base::RULE_NONE.0);
+        let (claimed, asked) = (free.next().expect("a slot is free"), free.next().expect("a slot is free"));
+        base(claimed).store(rule_base::RULE_CLAIMED.0, Relaxed);
+        base(asked).store(rule_base::RULE_ASKED.0, Relaxed);
+        rules.ask_again();
+        assert_eq!(base(asked).load(Relaxed), rule_base::RULE_NONE.0);
+        base(asked).store(rule_base::RULE_ASKED.0, Relaxed);
+        rules.clear();
+        assert_eq!(base(claimed).load(Relaxed), rule_base::RULE_CLAIMED.0);
+        assert_eq!(bases(&rules, rule_base::RULE_NONE), SLOTS - 1);
+        assert_eq!(rules.find(PROCESS_ID, 1), None);
     }
 }
