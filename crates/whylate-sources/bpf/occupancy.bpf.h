@@ -31,7 +31,7 @@ enum occupancy_limits {
 	EXPLAIN_EVENT_STEPS = 64,
 	/* Budget in steps per second and CPU, and twice as many after a second without late events. */
 	EXPLAIN_STEPS = 250000,
-	/* Number of stacks of late interrupts that are kept. Several sources share them, and keep a second of a 1 ms timer. */
+	/* Number of stacks of late interrupts that are kept; beside other sources, a second of a 1 ms timer with few CPUs. */
 	LATE_STACKS_PER_CPU = 1024,
 	MIN_LATE_STACKS = 2048,
 	MAX_LATE_STACKS = 8192,

@@ -285,8 +285,8 @@ impl Account {
         self.state.borrow().skeleton.maps.bss_data.as_deref().is_some_and(|data| data.has_sq_thread != 0)
     }
 
-    /// Returns the size of a source's ring of late events with their windows, in bytes: a shared one has room for 60
-    /// windows of all `WINDOW_INTERVALS`, or hundreds of short ones. Sources that share the account are read several times a second, and share a budget.
+    /// Returns the size of a source's ring of late events with their windows, in bytes: beside other sources, it has room
+    /// for 60 windows of all `WINDOW_INTERVALS`, or hundreds of short ones. Sources that share the account are read several times a second, and share a budget.
     pub(crate) fn late_bytes(&self) -> u32 {
         if self.is_own { LATE_BYTES } else { LATE_BYTES / 4 }
     }
@@ -540,8 +540,8 @@ pub(crate) fn disable_missing_tracepoints(open: &mut OpenObject) -> Result<(), A
     Ok(())
 }
 
-/// Returns the number of stacks of late interrupts that are kept. Several sources are read at least five times a second;
-/// one alone may have shorter timers.
+/// Returns the number of stacks of late interrupts that are kept. Several sources are read five times a second; one
+/// alone may have shorter timers.
 fn late_stacks_for(cpus: u32, is_shared: bool) -> u32 {
     if !is_shared {
         return occupancy_limits::MAX_LATE_STACKS.0;

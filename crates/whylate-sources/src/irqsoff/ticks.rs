@@ -191,7 +191,7 @@ impl AttachedTicks {
         }
     }
 
-    /// Names culprits. If the table is nearly full, frees those without late ticks.
+    /// Names culprits, and frees some if little room is left.
     fn name_culprits(&mut self, lengths: Vec<(usize, Histogram)>) {
         let mut named = self.programs.name_lengths(lengths, &mut self.symbols);
         named.extend(self.programs.free_unused(&mut self.symbols));

@@ -262,8 +262,8 @@ impl Programs {
         self.culprits.is_half_full()
     }
 
-    /// Frees culprits without late ticks if the table is half full or half of the pages are used, and all culprits if it
-    /// is nearly full. Returns their lengths until then.
+    /// Frees culprits without late ticks if the table is half full or half of the pages are used, and all culprits if
+    /// it is nearly full. Returns their lengths until then.
     pub(super) fn free_unused(&mut self, symbols: &mut KernelSymbols) -> Vec<CulpritLengths> {
         let unused = std::mem::take(&mut self.unused);
         if !self.needs_room() {
