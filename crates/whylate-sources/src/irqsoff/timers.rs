@@ -16,7 +16,7 @@ use whylate_model::{Histogram, Labels, LateEvent, Series, Snapshot};
 use self::skel::types::{bss, bucket_page, timer_key, timer_limits, timer_series, timers_lost};
 use super::INFO;
 use crate::kernel::attach::{self, Meter};
-use crate::kernel::distribution::{DistributionOffsets, Distributions};
+use crate::kernel::distribution::{DistributionOffsets, Distributions, MAX_PAGES};
 use crate::kernel::elements::Elements;
 use crate::kernel::mapped::MappedArray;
 use crate::kernel::symbols::KernelSymbols;
@@ -31,6 +31,7 @@ mod skel {
 pub(super) const TIMERS: &str = "timers";
 /// Eight pages of histogram buckets for each function on a CPU.
 const PAGES: u32 = 8 * timer_limits::MAX_TIMER_SERIES.0;
+const _: () = assert!(PAGES <= MAX_PAGES, "a page has a number of 16 bits");
 /// Reasons for lost events and their names in the output. `timers.bpf.c` describes them.
 const LOST: [(timers_lost, &str); 3] = [
     (timers_lost::TIMERS_SERIES_FULL, "series_full"),

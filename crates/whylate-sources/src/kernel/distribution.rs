@@ -65,15 +65,15 @@ impl DistributionOffsets {
 }
 
 /// Pages that the sources of a session share, so that only one of them has to be large. Each source frees series once
-/// half of the pages are used, so that none of them leaves the others without. Those of a source that fails stay taken
-/// until the session ends: rarely more than half, as until then it has freed its own. The others then free all of their
-/// series at each reading, and go on with what is left; values without a page count as `buckets_full`.
+/// half of the pages are used, so that none of them leaves the others without. Pages of a source that fails stay taken
+/// until the session ends: at most those that it took until its last reading, of which it had freed what was quiet. The
+/// others free more series for that, and a value without a page counts as `buckets_full`.
 #[derive(Default)]
 pub(crate) struct SharedPages(RefCell<Option<MapHandle>>);
 
 impl SharedPages {
     /// Returns the pages for a source that needs `pages` of them: those of the session if it has any, or if the source
-    /// needs at least as many. Else the source has its own.
+    /// needs as many as a session shares. Else the source has its own.
     ///
     /// # Errors
     /// Fails if the kernel refuses the map.

@@ -20,7 +20,7 @@ use self::skel::types::{bucket_page, place, place_key, section, section_limits, 
 use super::super::What;
 use crate::kernel::attach::{self, PlainData, ProgramStatistics};
 use crate::kernel::cpus;
-use crate::kernel::distribution::{DistributionOffsets, Distributions};
+use crate::kernel::distribution::{DistributionOffsets, Distributions, MAX_PAGES};
 use crate::kernel::elements::Elements;
 use crate::kernel::mapped::MappedArray;
 use crate::kernel::pid_namespace;
@@ -36,6 +36,7 @@ const MAX_PLACES: u32 = section_limits::MAX_PLACES.0;
 const NAME_LENGTH: usize = section_limits::PLACE_NAME_LENGTH.0 as usize;
 /// Five pages of histogram buckets for each call site: its sections mostly have similar lengths.
 const PAGES: u32 = 5 * MAX_PLACES;
+const _: () = assert!(PAGES <= MAX_PAGES, "a page has a number of 16 bits");
 
 /// Reasons for lost events and their names in the output. `events.bpf.c` describes them.
 const LOST: [(section_lost, &str); 4] = [
