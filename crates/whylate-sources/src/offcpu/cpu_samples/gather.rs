@@ -80,6 +80,19 @@ struct Lost {
     unwound_partly: u64,
 }
 
+impl Lost {
+    /// Returns the numbers with their reasons.
+    fn take_lost(self) -> [(&'static str, u64); 5] {
+        [
+            ("unread_files", self.unread_files),
+            ("names_full", self.names_full),
+            ("samples_over_budget", self.over_budget),
+            ("exited", self.exited),
+            ("unwound_partly", self.unwound_partly),
+        ]
+    }
+}
+
 /// Unwinds and collects samples.
 pub(super) struct Gather {
     processes: Processes,
@@ -309,13 +322,7 @@ impl Gather {
         names.sort_unstable_by_key(|(at, _)| *at);
         let mut lost = lost;
         lost.extend(self.processes.take_lost());
-        lost.extend([
-            ("unread_files", self.lost.unread_files),
-            ("names_full", self.lost.names_full),
-            ("samples_over_budget", self.lost.over_budget),
-            ("exited", self.lost.exited),
-            ("unwound_partly", self.lost.unwound_partly),
-        ]);
+        lost.extend(self.lost.take_lost());
         Gathered {
             samples: self.samples,
             stacks: stacks.into_iter().map(|(_, stack)| stack).collect(),
