@@ -4,8 +4,8 @@
 //! A sample stands for the time since the timer of its CPU expired before. So the times of a thread's samples are
 //! expected to add up to the time that it worked, which is known without samples. If those of the threads of a name do
 //! within the sampling error, they are scaled to it. Otherwise the difference is work that was not sampled, such as
-//! that on an isolated CPU. So is the work of a thread without a sample, if it worked for so long that this is not by
-//! chance.
+//! that on an isolated CPU. The work of a thread without a sample was not sampled either, if it is ten times what a
+//! sample stands for.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};

@@ -12,7 +12,7 @@ const PER_FIRST_WALK: Duration = Duration::from_secs(1);
 /// A walk stops reading after this multiple of its limit in wall time, as when disks are slow or CPUs are busy.
 const WALL_TIME_FACTOR: u32 = 5;
 const FIRST_WALKS: u64 = 2;
-/// The same for CPU samples of one program.
+/// Limits of a walk, and of the first ones, for CPU samples of one program.
 const PER_WALK_OF_SAMPLES: Duration = Duration::from_millis(50);
 const PER_FIRST_WALK_OF_SAMPLES: Duration = Duration::from_millis(250);
 /// Token bucket of a user: the burst, and the share of wall time (1/`SHARE`) that refills it.

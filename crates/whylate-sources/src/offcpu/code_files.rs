@@ -15,7 +15,7 @@ use super::remote_files::{Identity, RemoteFiles};
 /// Maximum bytes cached of all files, and with file names and lines.
 const MAX_KEPT: u64 = 22 << 20;
 const MAX_KEPT_WITH_LINES: u64 = 512 << 20;
-/// The same of one program while its CPU samples are taken: their symbols are looked up after many of them.
+/// Maximum bytes cached while CPU samples of a program are taken: symbols are looked up once for many samples.
 const MAX_KEPT_OF_SAMPLES: u64 = 128 << 20;
 /// A file used within this time is evicted only for a smaller one: its symbols may not have been looked up yet.
 const IN_USE: Duration = Duration::from_secs(3);

@@ -165,7 +165,7 @@ fn posix_lock(path: PathBuf) -> Result<Prepared> {
     let truth = Truth { peer: Some(format!("python3:{}", peer.id())), ..truth("file_lock", Some(path), &peer) };
     Ok(Prepared::new(truth, peer, move |_| {
         rustix::fs::fcntl_lock(&file, FlockOperation::LockExclusive)?;
-        // An unbuffered Python writes the end of the line separately, and fails if nobody has the pipe open.
+        // An unbuffered Python writes the end of the line separately, and fails if the pipe is closed.
         drop(output);
         Ok(())
     }))

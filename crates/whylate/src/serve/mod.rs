@@ -363,7 +363,7 @@ impl State {
     }
 }
 
-/// Reply to a browser whose page has a name that now resolves to this machine (DNS rebinding).
+/// Reply to a browser with a page of another site, if the name of that site resolves to this machine (DNS rebinding).
 const OTHER_HOST: &str =
     "on a loopback address, the host in the URL must be an address, localhost or this machine's name\n";
 

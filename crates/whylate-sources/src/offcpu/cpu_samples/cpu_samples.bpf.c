@@ -29,7 +29,7 @@ enum cpu_sample_limits {
 	GENERATIONS = 24,
 	/* User space is woken for the first samples of a process, as short processes have to be looked at while they exist. */
 	PROMPT_SAMPLES = 4,
-	/* Maximum time that a sample stands for, in periods: a virtual machine may have been paused meanwhile. */
+	/* Maximum time that a sample stands for, in periods: a virtual machine may have been paused. */
 	MAX_PERIODS = 4,
 };
 
@@ -57,7 +57,7 @@ enum lost_sample {
 enum user_code {
 	/* A kernel thread, or one that works for a program in the kernel. */
 	NO_USER_CODE,
-	/* A 32-bit program, or an architecture whose stacks are not unwound. */
+	/* A 32-bit program, or an architecture without an unwinder. */
 	OTHER_USER_CODE,
 	/* Its registers and stack are in the sample. */
 	UNWINDABLE_USER_CODE,
@@ -198,7 +198,7 @@ static __always_inline bool is_of_program(struct task_struct *task, const struct
 {
 	if (!task->pid || task->tgid == own_tgid || (wanted_tgid && task->tgid != wanted_tgid))
 		return false;
-	/* A process whose parent has exited is still the program's. */
+	/* An orphaned process still belongs to the program. */
 	if (wanted_ancestor)
 		return seen || is_descendant(task);
 	return is_wanted(task, false);

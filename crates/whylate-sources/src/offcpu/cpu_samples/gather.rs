@@ -54,7 +54,7 @@ struct NumberedStack {
     user: Vec<u32>,
 }
 
-/// A stack whose user frames have no names yet, and its sample.
+/// A stack with user frames that have no names yet, and its sample.
 struct PendingStack {
     sample: usize,
     process: u32,
@@ -178,7 +178,7 @@ impl Gather {
         let copy = record.get(size_of::<cpu_sample>()..).unwrap_or_default();
         let is_read = self.reads_processes || self.ids.contains_key(&(sample.started_ns, sample.tgid, sample.execs));
         let (mut process, mut user, mut end) = (0, Vec::new(), Some(UNREADABLE));
-        // The registers of a thread that executes a program are those of the program before, whose memory is gone.
+        // During execve(2), the registers are those of the previous program, and its memory is gone.
         let executes = matches!(sample.syscall.into(), libc::SYS_execve | libc::SYS_execveat);
         if executes || sample.user_code == user_code::NO_USER_CODE {
             end = None;

@@ -190,7 +190,7 @@ impl Sampling {
         Ok(Sampling { skeleton, timers, woken, records, lost, rate, began_cpu_ns, idle_ns: 0, left_out, gather })
     }
 
-    /// Reads samples until they are asked for, or nobody can ask any more.
+    /// Reads samples until they are requested, or the other end of the channel is closed.
     fn run(mut self, asked: &Receiver<Sender<anyhow::Result<Answer>>>) {
         let mut updated_ns = clock::monotonic_ns();
         let mut cpu_ns = self.began_cpu_ns;

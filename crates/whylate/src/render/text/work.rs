@@ -97,7 +97,7 @@ impl Sum {
     }
 }
 
-/// Work of threads whose names differ in a number at their end.
+/// Work of threads with names that differ only in the number at the end.
 #[derive(Debug, Default)]
 struct Program<'a> {
     names: BTreeSet<&'a str>,
